@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/cache.hpp>
+#include <indexshare/dims.hpp>
+#include <indexshare/status.hpp>
+#include <indexshare/views.hpp>
+
+#include <cstddef>
+#include <initializer_list>
+#include <limits>
+
+namespace indexshare {
+inline namespace v0 {
+namespace detail {
+
+/// Runs checks in order and keeps the first refusal.
+constexpr Status first_failure(std::initializer_list<Status> checks) noexcept {
+  for (Status const& check : checks) {
+    if (!check.ok()) return check;
+  }
+  return {};
+}
+
+constexpr Status check_extent(char const* what, index_t expected, index_t got) noexcept {
+  return expected == got ? Status{} : failure(Errc::bad_shape, what, expected, got);
+}
+
+constexpr Status check_at_most(char const* what, index_t limit, index_t got) noexcept {
+  return got <= limit ? Status{} : failure(Errc::bad_shape, what, limit, got);
+}
+
+constexpr Status check_at_least(char const* what, index_t minimum, index_t got) noexcept {
+  return got >= minimum ? Status{} : failure(Errc::bad_shape, what, minimum, got);
+}
+
+/// A view that will be read: data where it has elements, lanes next to each other, and no stride
+/// below zero. Stride 0 in an outer dimension is a broadcast.
+template <class View>
+constexpr Status check_readable(char const* what, View const& view) noexcept {
+  constexpr std::size_t rank = View::rank();
+  index_t elements = 1;
+  for (std::size_t i = 0; i < rank; ++i) elements *= view.extent(i);
+  if (elements == 0) return {};
+  if (view.data_handle() == nullptr) return failure(Errc::missing_input, what);
+  if (rank > 1 && view.extent(rank - 1) > 1 && view.stride(rank - 1) != 1) {
+    return failure(Errc::bad_stride, what, 1, view.stride(rank - 1));
+  }
+  for (std::size_t i = 0; i < rank; ++i) {
+    if (view.stride(i) < 0) return failure(Errc::bad_stride, what, 0, view.stride(i));
+  }
+  return {};
+}
+
+/// A view that will be written: readable, and no two elements in one place. Dimensions may be
+/// permuted, so each stride is held against the span of all dimensions with smaller strides.
+template <class View>
+constexpr Status check_writable(char const* what, View const& view) noexcept {
+  if (Status const status = check_readable(what, view); !status.ok()) return status;
+  for (std::size_t i = 0; i < View::rank(); ++i) {
+    if (view.extent(i) <= 1) continue;
+    index_t span = 1;
+    for (std::size_t j = 0; j < View::rank(); ++j) {
+      if (j != i && view.extent(j) > 1 &&
+          (view.stride(j) < view.stride(i) || (view.stride(j) == view.stride(i) && j > i))) {
+        span += (view.extent(j) - 1) * view.stride(j);
+      }
+    }
+    if (view.stride(i) < span) return failure(Errc::bad_stride, what, span, view.stride(i));
+  }
+  return {};
+}
+
+/// What a message calls the parts of a cache.
+struct CacheNames {
+  char const* memory;
+  char const* lanes;
+  char const* page_size;
+  char const* blocks;
+  char const* strides;
+  char const* format;
+};
+inline constexpr CacheNames index_key_cache_names{
+    "memory of the index-key cache",
+    "lanes of the index-key cache",
+    "block size of the index-key cache against index_pages.page_size",
+    "blocks of the index-key cache (slots are int32)",
+    "strides of the index-key cache",
+    "format of the index-key cache"};
+inline constexpr CacheNames kv_cache_names{"memory of the KV cache",
+                                           "lanes of the KV cache",
+                                           "block size of the KV cache against kv_pages.page_size",
+                                           "blocks of the KV cache (slots are int32)",
+                                           "strides of the KV cache",
+                                           "latent or tile of the KV cache's format"};
+
+template <class Format>
+constexpr bool format_fits(Format const&, index_t) noexcept {
+  return true;
+}
+constexpr bool format_fits(format::LatentE4m3 const& layout, index_t lanes) noexcept {
+  return layout.latent >= 0 && layout.latent <= lanes && layout.tile >= 1;
+}
+
+/// A cache of rows with `lanes` lanes that a page table of the same page size points into.
+template <class Cache>
+constexpr Status check_cache(CacheNames const& names, Cache const& cache, index_t lanes,
+                             PageTable<Cache::space> const& table) noexcept {
+  constexpr index_t most_slots = std::numeric_limits<position_t>::max();
+  if (Status const status =
+          first_failure({check_extent(names.lanes, lanes, cache.lanes),
+                         check_at_least(names.page_size, 1, cache.block_size),
+                         check_extent(names.page_size, table.page_size, cache.block_size),
+                         check_at_least(names.blocks, 0, cache.blocks)});
+      !status.ok()) {
+    return status;
+  }
+  if (cache.blocks > most_slots / cache.block_size) {
+    return failure(Errc::bad_shape, names.blocks, most_slots / cache.block_size, cache.blocks);
+  }
+  if (cache.blocks > 0 && cache.data == nullptr) return failure(Errc::missing_input, names.memory);
+  if (cache.row_stride < 1 || cache.block_stride < 0) {
+    return failure(Errc::bad_stride, names.strides, 1, cache.row_stride);
+  }
+  if (!format_fits(cache.format, lanes)) return failure(Errc::bad_value, names.format);
+  return {};
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace indexshare

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/dims.hpp>
+#include <indexshare/views.hpp>
+
+#include <concepts>
+
+namespace indexshare {
+inline namespace v0 {
+
+/// Where and how a call runs; always the first argument. A back end is the set of overloads for
+/// its executor (docs/porting.md builds one in 60 lines).
+template <class X>
+concept Executor = std::copy_constructible<X> && requires {
+  { X::space } -> std::convertible_to<Space>;
+};
+
+namespace detail {
+struct AnyRange {
+  void operator()(index_t, index_t, int) const noexcept {}
+};
+}  // namespace detail
+
+/// The caller's thread pool: `pf(n, f)` calls f(begin, end, worker) over disjoint ranges that
+/// cover [0, n) and returns when all are done. Two calls that run at the same time have different
+/// workers; a worker is in [0, pf.concurrency()). `f` does not throw.
+template <class P>
+concept ParallelFor = std::copy_constructible<P> && requires(P const pf, detail::AnyRange f) {
+  pf(index_t{}, f);
+  { pf.concurrency() } noexcept -> std::convertible_to<int>;
+};
+
+/// Everything on the calling thread.
+struct SerialFor {
+  static constexpr int concurrency() noexcept { return 1; }
+  template <class F>
+  constexpr void operator()(index_t count, F const& f) const noexcept {
+    if (count > 0) f(index_t{0}, count, 0);
+  }
+};
+
+/// Host execution on the caller's threads; serial by default. Results do not depend on the
+/// parallel-for or its concurrency.
+template <ParallelFor PF = SerialFor>
+struct HostExec {
+  static constexpr Space space = Space::host;
+  PF parallel_for{};
+};
+static_assert(Executor<HostExec<>> && ParallelFor<SerialFor>);
+
+/// Plain loops with double accumulation on the calling thread: the oracle of every back end.
+struct ReferenceExec {
+  static constexpr Space space = Space::host;
+};
+static_assert(Executor<ReferenceExec>);
+
+/// An executor whose memory the host reads and writes directly.
+template <class X>
+concept HostSpaceExecutor = Executor<X> && (X::space == Space::host);
+
+}  // namespace v0
+}  // namespace indexshare

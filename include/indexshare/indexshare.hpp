@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file Everything that a host compiler and the CCCL headers suffice for. The pipeline in order:
+/// config -> plan -> indexer -> top-k -> selection -> attention -> layer.
+
+#include <indexshare/version.hpp>
+
+#include <indexshare/model_config.hpp>
+#include <indexshare/share_plan.hpp>
+
+#include <indexshare/share/every_layer.hpp>
+#include <indexshare/share/mtp_draft.hpp>
+#include <indexshare/share/pattern.hpp>
+#include <indexshare/share/periodic.hpp>
+
+#include <indexshare/indexer/relu_dot.hpp>
+#include <indexshare/topk/radix.hpp>
+#include <indexshare/selection.hpp>
+#include <indexshare/attention/mla.hpp>
+
+#include <indexshare/host/append.hpp>
+#include <indexshare/host/attention.hpp>
+#include <indexshare/host/indexer.hpp>
+#include <indexshare/host/selection.hpp>
+#include <indexshare/host/topk.hpp>
+#include <indexshare/reference.hpp>
+
+#include <indexshare/handover.hpp>
+#include <indexshare/layer.hpp>
+
+#include <indexshare/accounting.hpp>

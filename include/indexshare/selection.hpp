@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/cache.hpp>
+#include <indexshare/dims.hpp>
+#include <indexshare/status.hpp>
+#include <indexshare/views.hpp>
+#include <indexshare/workspace.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace indexshare {
+inline namespace v0 {
+
+/// Names one forward of one batch; the caller gives the numbers. Two forwards that may be in
+/// flight or follow each other on one state must differ in `forward` or `batch`.
+struct ForwardId {
+  std::int64_t forward = 0;
+  std::int32_t batch = 0;
+
+  friend constexpr bool operator==(ForwardId const&, ForwardId const&) noexcept = default;
+};
+
+/// Whose selection a state holds. Compared on the host when a shared layer is enqueued.
+struct SelectionTag {
+  ForwardId id{};
+  std::int32_t rows = 0;
+  std::int32_t source_layer = no_position;  ///< no_position: the state holds no selection
+
+  friend constexpr bool operator==(SelectionTag const&, SelectionTag const&) noexcept = default;
+};
+
+/// Refuses a tag that is not the expected one, naming the first part that differs and both values.
+constexpr Status match_tag(SelectionTag const& expected, SelectionTag const& got) noexcept {
+  if (got.source_layer == no_position) {
+    return failure(Errc::stale_selection, "the state holds no selection; expected one of the layer",
+                   expected.source_layer, got.source_layer);
+  }
+  if (got.id.forward != expected.id.forward) {
+    return failure(Errc::stale_selection, "the selection belongs to another forward",
+                   expected.id.forward, got.id.forward);
+  }
+  if (got.id.batch != expected.id.batch) {
+    return failure(Errc::stale_selection, "the selection belongs to another batch",
+                   expected.id.batch, got.id.batch);
+  }
+  if (got.source_layer != expected.source_layer) {
+    return failure(Errc::stale_selection, "the selection belongs to another source layer",
+                   expected.source_layer, got.source_layer);
+  }
+  if (got.rows != expected.rows) {
+    return failure(Errc::stale_selection, "the selection has another row count", expected.rows,
+                   got.rows);
+  }
+  return {};
+}
+
+/// What attention reads: the slots of a share group in one forward, computed once by its full
+/// layer. `slots` [rows, top_k], `counts` [rows]; entries at or past a row's count are not read,
+/// entries without a slot are `no_position`.
+template <Space S>
+struct GroupPlan {
+  Tensor<S, position_t const, 2> slots;
+  Tensor<S, position_t const, 1> counts;
+};
+
+/// Memory for one forward's selection, owned by the caller, apart from the workspace: indices and
+/// counts [rows, top_k] + [rows], the group plan's slots [rows, top_k], and the tag. Filled by a
+/// full layer, read by its shared layers and by recorders. Two micro-batches in flight need two.
+template <Space S>
+class SelectionState {
+ public:
+  /// Bytes for `rows` rows at most; monotone in both.
+  static constexpr WorkspaceSize size(Rows rows, TopK top_k) noexcept {
+    return carve(WorkspaceCarver{}, rows.n, top_k.n).size;
+  }
+
+  /// Lays a state out over `memory`, which stays the caller's and is not touched here.
+  static Result<SelectionState> make(Workspace memory, Rows rows, TopK top_k) noexcept {
+    if (rows.n < 0) return refuse(failure(Errc::bad_value, "rows of a SelectionState", 0, rows.n));
+    if (top_k.n < 1) return refuse(failure(Errc::bad_value, "top_k of a SelectionState", 1, top_k.n));
+    WorkspaceSize const need = size(rows, top_k);
+    if (memory.data == nullptr || memory.bytes < need.bytes) {
+      return refuse(failure(Errc::workspace_too_small, "memory of a SelectionState, in bytes",
+                            static_cast<std::int64_t>(need.bytes),
+                            static_cast<std::int64_t>(memory.bytes)));
+    }
+    if (reinterpret_cast<std::uintptr_t>(memory.data) % workspace_alignment != 0) {
+      return refuse(failure(Errc::bad_value, "alignment of a SelectionState's memory",
+                            static_cast<std::int64_t>(workspace_alignment)));
+    }
+    SelectionState state;
+    state.blocks_ = carve(WorkspaceCarver{memory}, rows.n, top_k.n).blocks;
+    state.rows_ = rows.n;
+    state.top_k_ = top_k.n;
+    return state;
+  }
+
+  constexpr index_t rows() const noexcept { return rows_; }
+  constexpr index_t top_k() const noexcept { return top_k_; }
+
+  /// Whose selection it is; `source_layer` is `no_position` while there is none.
+  constexpr SelectionTag const& tag() const noexcept { return tag_; }
+  constexpr void set_tag(SelectionTag const& tag) noexcept { tag_ = tag; }
+  /// The page table that the group plan was made with; shared layers must bring the same one.
+  constexpr PageTable<S> const& plan_pages() const noexcept { return plan_pages_; }
+  constexpr void set_plan_pages(PageTable<S> const& pages) noexcept { plan_pages_ = pages; }
+  /// Forgets the selection, for example on an error path: no shared layer can read it any more.
+  constexpr void clear() noexcept { tag_ = SelectionTag{}; }
+
+  /// The first `count` rows, for the layer that fills them.
+  constexpr SelectionView<S> selection(index_t count) const noexcept {
+    return make_selection<S>(blocks_.indices, blocks_.counts, Rows{count}, TopK{top_k_});
+  }
+  constexpr Tensor<S, position_t, 2> slots(index_t count) const noexcept {
+    return make_dense<S, position_t, 2>(blocks_.slots, {count, top_k_});
+  }
+
+  /// The selection that the state holds, for recorders: logical positions.
+  constexpr SelectionView<S, position_t const> selection() const noexcept {
+    auto const view = selection(tag_.rows);
+    return {view.indices, view.counts};
+  }
+  /// The group plan of the selection that the state holds.
+  constexpr GroupPlan<S> plan() const noexcept {
+    return {slots(tag_.rows), selection(tag_.rows).counts};
+  }
+
+ private:
+  struct Blocks {
+    position_t* indices = nullptr;
+    position_t* counts = nullptr;
+    position_t* slots = nullptr;
+  };
+  struct Carved {
+    Blocks blocks;
+    WorkspaceSize size;
+  };
+  static constexpr Carved carve(WorkspaceCarver carver, index_t rows, index_t top_k) noexcept {
+    auto const entries = static_cast<std::size_t>(rows) * static_cast<std::size_t>(top_k);
+    Blocks blocks;
+    blocks.indices = carver.take<position_t>(entries);
+    blocks.counts = carver.take<position_t>(static_cast<std::size_t>(rows));
+    blocks.slots = carver.take<position_t>(entries);
+    return {blocks, carver.size()};
+  }
+
+  Blocks blocks_{};
+  index_t rows_ = 0;
+  index_t top_k_ = 0;
+  SelectionTag tag_{};
+  PageTable<S> plan_pages_{};
+};
+
+}  // namespace v0
+}  // namespace indexshare

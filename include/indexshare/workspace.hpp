@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace indexshare {
+inline namespace v0 {
+
+/// Every block that a carver hands out starts at a multiple of this.
+inline constexpr std::size_t workspace_alignment = 256;
+
+/// Bytes of scratch memory. The memory must be aligned to `workspace_alignment`.
+struct WorkspaceSize {
+  std::size_t bytes = 0;
+};
+
+/// Scratch memory of one call, in the executor's space. Its contents mean nothing between calls;
+/// two calls in flight need two.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+constexpr std::size_t align_up(std::size_t bytes) noexcept {
+  return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment;
+}
+
+/// One walk, two uses: without memory it counts, with memory it hands out aligned blocks; so the
+/// size query and the run cannot disagree.
+class WorkspaceCarver {
+ public:
+  constexpr WorkspaceCarver() noexcept = default;
+  explicit WorkspaceCarver(Workspace memory) noexcept : memory_(memory) {}
+
+  /// The next `count` elements; nullptr while counting.
+  template <class T>
+  constexpr T* take(std::size_t count) noexcept {
+    std::size_t const start = used_;
+    used_ += align_up(count * sizeof(T));
+    if (memory_.data == nullptr || used_ > memory_.bytes) return nullptr;
+    return reinterpret_cast<T*>(static_cast<std::byte*>(memory_.data) + start);
+  }
+
+  /// What is left, for a callee with its own walk.
+  Workspace rest() const noexcept {
+    if (memory_.data == nullptr || used_ > memory_.bytes) return {};
+    return {static_cast<std::byte*>(memory_.data) + used_, memory_.bytes - used_};
+  }
+
+  constexpr WorkspaceSize size() const noexcept { return {used_}; }
+
+ private:
+  Workspace memory_{};
+  std::size_t used_ = 0;
+};
+
+}  // namespace v0
+}  // namespace indexshare
