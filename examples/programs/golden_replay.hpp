@@ -65,12 +65,12 @@ class Fixture {
   bool has(std::string const& name) const { return file_.has(name); }
 
  private:
-  static indexshare::SafetensorsFile open(std::string const& path) {
-    auto file = indexshare::SafetensorsFile::open(path);
+  static indexshare::io::SafetensorsFile open(std::string const& path) {
+    auto file = indexshare::io::SafetensorsFile::open(path);
     if (!file) throw std::runtime_error(file.error().message());
     return std::move(*file);
   }
-  indexshare::SafetensorsFile file_;
+  indexshare::io::SafetensorsFile file_;
 };
 
 /// The rows of a fixture as a batch: B requests of T columns, of which `pad` in front are none.

@@ -23,6 +23,7 @@
 
 namespace indexshare {
 inline namespace v0 {
+namespace io {
 
 /// Why a file could not be read: where, what was there, what was expected.
 struct SafetensorsError {
@@ -69,9 +70,9 @@ inline constexpr char const* safetensors_dtype<std::int64_t> = "I64";
 /// Bytes per element, 0 for a name that the format does not know.
 inline std::size_t safetensors_width(std::string_view dtype) {
   static constexpr std::pair<std::string_view, std::size_t> widths[] = {
-      {"BOOL", 1},    {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I16", 2},
-      {"U16", 2},     {"F16", 2}, {"BF16", 2}, {"I32", 4},     {"U32", 4},     {"F32", 4},
-      {"F64", 8},     {"I64", 8}, {"U64", 8}};
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
+      {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},
+      {"U32", 4},  {"F32", 4}, {"F64", 8}, {"I64", 8},     {"U64", 8}};
   for (auto const& [name, width] : widths) {
     if (name == dtype) return width;
   }
@@ -145,7 +146,8 @@ class SafetensorsFile {
   Expected<void> parse_header() {
     constexpr std::size_t prefix = 8;
     if (content_.size() < prefix) {
-      return fail({name_, "", std::to_string(content_.size()) + " bytes", "8 bytes of header length"});
+      return fail(
+          {name_, "", std::to_string(content_.size()) + " bytes", "8 bytes of header length"});
     }
     std::uint64_t length = 0;
     for (std::size_t i = 0; i < prefix; ++i) {
@@ -250,5 +252,6 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
+}  // namespace io
 }  // namespace v0
 }  // namespace indexshare

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/accounting.hpp>
+#include <indexshare/dims.hpp>
+#include <indexshare/io/config.hpp>
+#include <indexshare/io/diagnostic_text.hpp>
+#include <indexshare/model_config.hpp>
+#include <indexshare/share_plan.hpp>
+#include <indexshare/status.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace programs {
+
+/// The two forms of the attention core, counted side by side.
+struct FlopsByForm {
+  indexshare::SharingFlops absorbed;
+  indexshare::SharingFlops expanded;
+};
+
+/// Everything `indexshare-inspect` shows, before it is written down. What could not be counted is
+/// absent here and has its reason in `unsupported`.
+struct InspectReport {
+  indexshare::io::LoadedConfig config;
+  std::vector<indexshare::StagePlan> stages;
+  std::optional<indexshare::index_t> context;  ///< visible keys that the FLOPs are counted at
+  std::optional<FlopsByForm> flops;
+  std::optional<indexshare::CacheBytes> bytes;
+  std::vector<std::string> unsupported;
+};
+
+inline std::string_view family_name(indexshare::ModelFamily family) {
+  for (auto const& known : indexshare::io::detail::families)
+    if (known.family == family) return known.model_type;
+  return "unknown";
+}
+
+inline std::string_view layout_name(indexshare::RopeLayout layout) {
+  return layout == indexshare::RopeLayout::interleaved ? "interleaved" : "half_split";
+}
+
+/// `3, 7, 11`
+template <class Layers>
+std::string joined(Layers const& layers) {
+  std::string text;
+  for (std::int32_t const layer : layers)
+    text += (text.empty() ? "" : ", ") + std::to_string(layer);
+  return text;
+}
+
+/// The trunk layers that have sparse attention, full and shared.
+inline std::vector<std::int32_t> sparse_layers(indexshare::SharePlan const& plan) {
+  std::vector<std::int32_t> layers;
+  for (std::int32_t layer = 0; layer < plan.num_layers(); ++layer)
+    if (plan.role(layer) != indexshare::LayerRole::none) layers.push_back(layer);
+  return layers;
+}
+
+inline void count_flops(InspectReport& report) {
+  indexshare::ModelConfig const& model = report.config.model;
+  indexshare::Status const countable = indexshare::can_count_complete(model);
+  if (!countable.ok()) {
+    report.unsupported.push_back(std::string("flops: ") + countable.what);
+    return;
+  }
+  if (!report.context) {
+    report.unsupported.push_back(
+        "flops: max_position_embeddings is not stated, nor --context given");
+    return;
+  }
+  auto const at = [&report](indexshare::CoreForm form) {
+    return indexshare::complete_sharing_flops(report.config.model, report.config.plan,
+                                              *report.context, form);
+  };
+  report.flops =
+      FlopsByForm{at(indexshare::CoreForm::absorbed), at(indexshare::CoreForm::expanded)};
+  if (model.family == indexshare::ModelFamily::hy_v4)
+    report.unsupported.push_back(
+        "flops: the count leaves out hy_v4's output gate and its hyper-connections");
+}
+
+inline void count_bytes(InspectReport& report) {
+  auto const& [model, plan] = report.config;
+  if (indexshare::Status const countable = indexshare::can_count_cache_bytes(model); countable.ok())
+    report.bytes = indexshare::cache_bytes_per_token(model, plan);
+  else
+    report.unsupported.push_back(std::string("bytes: ") + countable.what);
+}
+
+/// Preconditions: every range is a stage of the config's plan.
+/// @param context visible keys; absent: the model's longest context, if it states one
+inline InspectReport make_report(indexshare::io::LoadedConfig const& config,
+                                 std::vector<indexshare::StageRange> const& stages,
+                                 std::optional<indexshare::index_t> context) {
+  InspectReport report{config, {}, context, {}, {}, {}};
+  indexshare::ModelConfig const& model = config.model;
+  if (!context && model.max_position_embeddings > 0) report.context = model.max_position_embeddings;
+  for (indexshare::StageRange const& range : stages)
+    report.stages.push_back(*config.plan.stage(range.first, range.last, range.start));
+  if (indexshare::Status const runnable = indexshare::can_run(model); !runnable.ok())
+    report.unsupported.push_back("layers " + joined(sparse_layers(config.plan)) + ": " +
+                                 runnable.what + ", index_kpool is " +
+                                 std::to_string(model.key_pooling.tokens_per_key));
+  count_flops(report);
+  count_bytes(report);
+  return report;
+}
+
+}  // namespace programs
