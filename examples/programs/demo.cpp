@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arguments.hpp"
+#include "demo_report.hpp"
+#include "glm52.hpp"
+
+#include <indexshare/io/config.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <limits>
+#include <string>
+#include <thread>
+
+#if !defined(INDEXSHARE_GOLDEN_DIR)
+#define INDEXSHARE_GOLDEN_DIR "tests/golden"
+#endif
+
+namespace {
+
+using namespace programs;
+
+constexpr OptionSpec options[] = {
+    {"--config", "FILE", "config.json of a model (default: GLM-5.2's published values)"},
+    {"--layers", "A:B", "layers A to B - 1 (default: two share groups, 2:10 for GLM-5.2)"},
+    {"--context", "L", "tokens of the longer of two requests, e.g. 32K (default 16K)"},
+    {"--decode", "N", "decode steps (default 4)"},
+    {"--draft", "N", "steps of the MTP draft round, 0 for none (default 3)"},
+    {"--share", "on|off|both", "with sharing, without, or both to compare (default both)"},
+    {"--threads", "N", "threads (default: the machine's)"},
+    {"--seed", "N", "of the synthetic data (default 1)"},
+    {"--golden", "DIR", "fixtures made with transformers (default: those of the source tree)"},
+    {"--json", "FILE", "writes the report as JSON too"},
+    {"--help", "", "this text"},
+};
+
+constexpr char const* purpose =
+    "Runs a stack of sparse-attention layers with a model's own full/shared schedule on synthetic\n"
+    "data, without and with sharing, and checks it against the reference. Exit status 0: the check\n"
+    "passed, 1: it failed, 2: an error, in one line on stderr.";
+
+constexpr int check_failed = 1;
+constexpr int error_status = 2;
+constexpr char const* golden_fixture = "prefill64_fp32";
+
+int fail(std::string const& message) {
+  std::cerr << "error: " << message << "\n";
+  return error_status;
+}
+
+/// The first run of layers with two share groups of more than one layer; else the first layers.
+NumberRange default_layers(indexshare::SharePlan const& plan) {
+  std::int32_t first = indexshare::no_source;
+  std::int32_t groups = 0;
+  for (std::int32_t layer = 1; layer <= plan.num_layers(); ++layer) {
+    bool const ends_group = layer == plan.num_layers() || plan.is_full(layer);
+    if (!ends_group || plan.is_full(layer - 1)) continue;
+    if (groups == 0) first = share_source(plan, layer - 1);
+    if (++groups == 2) return {first, layer};
+  }
+  return {0, std::min(4, plan.num_layers())};
+}
+
+/// The command line's numbers. Errors name the option.
+Parsed<DemoSettings> read_settings(Arguments const& arguments, indexshare::SharePlan const& plan) {
+  DemoSettings settings;
+  Parsed<NumberRange> const layers =
+      arguments.range("--layers", default_layers(plan), plan.num_layers());
+  if (!layers) return cuda::std::unexpected(layers.error());
+  settings.first_layer = static_cast<std::int32_t>(layers->first);
+  settings.last_layer = static_cast<std::int32_t>(layers->last);
+  if (auto const stage =
+          plan.stage(settings.first_layer, settings.last_layer, indexshare::StageStart::own);
+      !stage) {
+    return reject("--layers", std::string(stage.error().what) + " (layer " +
+                                  std::to_string(stage.error().layer) + ")");
+  }
+
+  struct Number {
+    char const* option;
+    std::int64_t otherwise, low, high;
+    std::int64_t value;
+  };
+  std::int64_t const machine = std::max(1u, std::thread::hardware_concurrency());
+  Number numbers[] = {{"--context", 16384, 32, 1 << 24, 0},
+                      {"--decode", 4, 0, 4096, 0},
+                      {"--draft", 3, 0, 64, 0},
+                      {"--threads", machine, 1, 1024, 0},
+                      {"--seed", 1, 0, std::numeric_limits<std::int64_t>::max(), 0}};
+  for (Number& number : numbers) {
+    auto const value =
+        arguments.integer(number.option, number.otherwise, number.low, number.high);
+    if (!value) return cuda::std::unexpected(value.error());
+    number.value = *value;
+  }
+  settings.context = numbers[0].value;
+  settings.decode_steps = numbers[1].value;
+  settings.draft_steps = numbers[2].value;
+  settings.threads = static_cast<int>(numbers[3].value);
+  settings.seed = static_cast<std::uint64_t>(numbers[4].value);
+
+  std::string const share = arguments.text("--share", "both");
+  if (share != "on" && share != "off" && share != "both") {
+    return reject("--share", "got " + programs::quoted(share) + ", expected on, off or both");
+  }
+  settings.share_on = share != "off";
+  settings.share_off = share != "on";
+  return settings;
+}
+
+/// Refuses a run whose caches this machine cannot hold.
+Parsed<bool> check_memory(DemoSettings const& settings, indexshare::ModelConfig const& model) {
+  double const per_token = 2.0 * static_cast<double>(model.index_head_dim + model.kv_lora_rank +
+                                                     model.qk_rope_head_dim);
+  double const layers = settings.last_layer - settings.first_layer + 1;
+  double const need = 2 * static_cast<double>(settings.context) * per_token * layers * 1.1;
+  double const have = static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
+                      static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  if (need <= have) return true;
+  auto const gib = [](double bytes) {
+    return std::to_string(static_cast<std::int64_t>(bytes / (1 << 30)) + 1) + " GiB";
+  };
+  return reject("--context", "the caches would take " + gib(need) + " and this machine has " +
+                                 gib(have) + "; lower it or take fewer --layers");
+}
+
+/// Progress on stderr: one changing line on a terminal, a line each elsewhere.
+void show_progress(std::string const& step) {
+  if (isatty(STDERR_FILENO) != 0) {
+    std::fprintf(stderr, "\r\033[K%s", step.c_str());
+  } else {
+    std::fprintf(stderr, "%s\n", step.c_str());
+  }
+}
+void end_progress() {
+  if (isatty(STDERR_FILENO) != 0) std::fprintf(stderr, "\r\033[K");
+}
+
+void replay_fixture(std::string const& directory, ThreadPool& pool, DemoOutcome& outcome) {
+  outcome.golden_name = golden_fixture;
+  if (std::ifstream(directory + "/" + golden_fixture + ".safetensors").good()) {
+    indexshare::HostExec<PoolFor> const exec{{&pool}};
+    outcome.golden = replay_golden(exec, directory, golden_fixture);
+  } else {
+    outcome.golden_note = "no " + std::string(golden_fixture) + ".safetensors in " + directory;
+  }
+}
+
+int run(Arguments const& arguments) {
+  indexshare::io::LoadedConfig config{glm52_model(), glm52_plan()};
+  std::string const file = arguments.text("--config");
+  if (arguments.has("--config")) {
+    auto const loaded = indexshare::io::read_config_file(file);
+    if (!loaded) return fail(loaded.error().message() + " (in " + file + ")");
+    config = *loaded;
+  }
+  if (auto const status = can_run(config.model); !status.ok()) {
+    return fail("--config: " + std::string(status.what) + " (in " + file + ")");
+  }
+  auto const settings = read_settings(arguments, config.plan);
+  if (!settings) return fail(settings.error().message());
+  if (auto const fits = check_memory(*settings, config.model); !fits) {
+    return fail(fits.error().message());
+  }
+  std::ofstream json;
+  if (arguments.has("--json")) {
+    json.open(arguments.text("--json"));
+    if (!json) return fail("--json: cannot write " + arguments.text("--json"));
+  }
+
+  ThreadPool pool(settings->threads);
+  Demo demo(config.model, config.plan, *settings, pool, show_progress);
+  std::string const name = arguments.has("--config") ? file : "GLM-5.2, published values";
+  std::printf("%s: layers %d:%d of %d, top-k %lld at a context of %lld, %lld heads, latent %lld + "
+              "rope %lld, indexer %lld x %lld, %d threads\n",
+              name.c_str(), settings->first_layer, settings->last_layer, config.plan.num_layers(),
+              static_cast<long long>(config.model.index_topk),
+              static_cast<long long>(settings->context),
+              static_cast<long long>(config.model.num_attention_heads),
+              static_cast<long long>(config.model.kv_lora_rank),
+              static_cast<long long>(config.model.qk_rope_head_dim),
+              static_cast<long long>(config.model.index_n_heads),
+              static_cast<long long>(config.model.index_head_dim), settings->threads);
+  std::fflush(stdout);
+
+  DemoOutcome outcome{name, config.model, config.plan, *settings, demo.shape(), demo.run(), "", {},
+                      ""};
+  replay_fixture(arguments.text("--golden", INDEXSHARE_GOLDEN_DIR), pool, outcome);
+  end_progress();
+  print_report(outcome);
+  if (json.is_open()) json << json_report(outcome).dump(2) << "\n";
+  return outcome.passed() ? 0 : check_failed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  auto const arguments = Arguments::parse(options, argc, argv);
+  if (!arguments) return fail(arguments.error().message());
+  if (arguments->has("--help")) {
+    std::cout << help_text("indexshare-demo", purpose, options);
+    return 0;
+  }
+  try {
+    return run(*arguments);
+  } catch (std::exception const& error) {
+    end_progress();
+    return fail(error.what());
+  }
+}
