@@ -85,6 +85,7 @@ template <Element Score>
 Status topk_select(ReferenceExec, RadixTopK, ScoreView<Space::host, Score const> const& scores,
                    LengthView<Space::host> const& lengths,
                    SelectionView<Space::host> const& out, Workspace ws) noexcept {
+  if (Status const status = detail::check_topk(scores, lengths, out); !status.ok()) return status;
   index_t const width = out.indices.extent(1);
   WorkspaceCarver carver(ws);
   auto* const order = carver.take<position_t>(static_cast<std::size_t>(scores.extent(1)));

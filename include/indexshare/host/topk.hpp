@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 namespace indexshare {
 inline namespace v0 {
@@ -48,15 +49,14 @@ Cut find_cut(index_t length, index_t n, KeyAt const& key_at) noexcept {
 
 /// Writes the positions of a row's n best keys in ascending order.
 template <class KeyAt>
-void collect(index_t length, index_t n, KeyAt const& key_at, position_t* out,
-             index_t stride) noexcept {
+void collect(index_t length, index_t n, KeyAt const& key_at, position_t* out) noexcept {
   Cut const cut = find_cut(length, n, key_at);
   index_t ties = cut.ties;
   index_t written = 0;
   for (index_t s = 0; written < n; ++s) {
     std::uint32_t const key = key_at(s);
     if (key < cut.threshold || (key == cut.threshold && ties-- <= 0)) continue;
-    out[written++ * stride] = static_cast<position_t>(s);
+    out[written++] = static_cast<position_t>(s);
   }
 }
 
@@ -69,25 +69,29 @@ Result<WorkspaceSize> topk_workspace(HostExec<PF> const&, RadixTopK, Shape const
 }
 
 /// Reads each score of a row four times, whatever the data; rows run in parallel.
+/// Errors: bad_shape, bad_stride, missing_input for `scores` [rows, keys], `lengths` [rows] and
+/// `out` [rows, k]; their innermost strides are 1.
 template <class PF, Element Score>
 Status topk_select(HostExec<PF> const& x, RadixTopK,
                    ScoreView<Space::host, Score const> const& scores,
                    LengthView<Space::host> const& lengths,
                    SelectionView<Space::host> const& out, Workspace) noexcept {
+  if (Status const status = detail::check_topk(scores, lengths, out); !status.ok()) return status;
   index_t const width = out.indices.extent(1);
   x.parallel_for(scores.extent(0), [&](index_t begin, index_t end, int) noexcept {
     for (index_t row = begin; row < end; ++row) {
       index_t const length = clamp_length(lengths(row), scores.extent(1));
       index_t const chosen = std::min(width, length);
+      position_t* const indices = out.indices.data_handle() + row * out.indices.stride(0);
       if (length <= width) {
-        for (index_t s = 0; s < length; ++s) out.indices(row, s) = static_cast<position_t>(s);
+        std::iota(indices, indices + length, position_t{0});
       } else {
+        Score const* const best = scores.data_handle() + row * scores.stride(0);
         detail::collect(
-            length, chosen,
-            [&](index_t s) noexcept { return order_key(to_float(scores(row, s))); },
-            &out.indices(row, 0), out.indices.stride(1));
+            length, chosen, [best](index_t s) noexcept { return order_key(to_float(best[s])); },
+            indices);
       }
-      for (index_t j = chosen; j < width; ++j) out.indices(row, j) = no_position;
+      std::fill(indices + chosen, indices + width, no_position);
       out.counts(row) = static_cast<position_t>(chosen);
     }
   });

@@ -17,7 +17,8 @@ INDEXSHARE_HD constexpr std::uint32_t order_key(float score) noexcept {
   auto const bits = cuda::std::bit_cast<std::uint32_t>(score);
   std::uint32_t const magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return 0;
-  return (bits >> 31) != 0 ? 0x80000000u - magnitude : 0x80000000u + magnitude;
+  std::uint32_t const negative = 0u - (bits >> 31);  // no branch: signs are unpredictable
+  return 0x80000000u + ((magnitude ^ negative) - negative);
 }
 static_assert(order_key(-0.0f) == order_key(0.0f));
 static_assert(order_key(-cuda::std::bit_cast<float>(0x7F800000u)) > 0, "-inf is above NaN");

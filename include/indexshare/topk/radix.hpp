@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <indexshare/detail/check.hpp>
+#include <indexshare/views.hpp>
+
 namespace indexshare {
 inline namespace v0 {
 
@@ -8,6 +11,27 @@ inline namespace v0 {
 /// position order, so the output is ascending without a sort. Deterministic; ties go to the lower
 /// position; no candidate buffer that a plateau could overflow.
 struct RadixTopK {};
+
+namespace detail {
+
+/// The checks that every back end shares.
+template <Space S, class Score>
+Status check_topk(Tensor<S, Score, 2> const& scores, LengthView<S> const& lengths,
+                  SelectionView<S> const& out) noexcept {
+  return first_failure({
+      check_extent("rows of the lengths against the scores", scores.extent(0), lengths.extent(0)),
+      check_extent("rows of the selection against the scores", scores.extent(0),
+                   out.indices.extent(0)),
+      check_extent("rows of the selection's counts", scores.extent(0), out.counts.extent(0)),
+      check_at_least("width of the selection", 1, out.indices.extent(1)),
+      check_readable("scores", scores),
+      check_readable("lengths", lengths),
+      check_writable("indices of the selection", out.indices),
+      check_writable("counts of the selection", out.counts),
+  });
+}
+
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace indexshare
