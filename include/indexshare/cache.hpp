@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 namespace indexshare {
@@ -71,9 +70,9 @@ struct CacheView {
   }
 
   /// A reader's view of the same memory.
-  constexpr operator CacheView<S, Format, typename Format::storage const>() const noexcept
-    requires(!std::is_const_v<Storage>)
-  {
+  template <class Reader>
+    requires(std::is_same_v<Reader, Storage const> && !std::is_const_v<Storage>)
+  constexpr operator CacheView<S, Format, Reader>() const noexcept {
     return {data, blocks, block_size, lanes, block_stride, row_stride, format};
   }
 };
@@ -194,8 +193,7 @@ struct PageTable {
       if (block < 0) return no_position;
     }
     index_t const slot = block * page_size + position % page_size;
-    return slot <= std::numeric_limits<position_t>::max() ? static_cast<position_t>(slot)
-                                                          : no_position;
+    return slot <= max_position ? static_cast<position_t>(slot) : no_position;
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace indexshare {
 inline namespace v0 {
@@ -11,6 +12,9 @@ using index_t = std::int64_t;
 
 /// Positions, counts, lengths and slots, as they lie in memory.
 using position_t = std::int32_t;
+
+/// The largest position, slot or count.
+inline constexpr index_t max_position = std::numeric_limits<position_t>::max();
 
 /// Marks an empty entry of a selection or a position without a slot.
 inline constexpr position_t no_position = -1;

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 namespace indexshare {
 inline namespace v0 {
@@ -105,12 +104,11 @@ struct SparseAttentionLayer {
   }
 
   constexpr Status check_shape() const noexcept {
-    constexpr index_t most = std::numeric_limits<position_t>::max();
     return detail::first_failure({
         detail::check_at_least("shape.rows", 0, shape.rows),
-        detail::check_at_most("shape.rows", most, shape.rows),
+        detail::check_at_most("shape.rows", max_position, shape.rows),
         detail::check_at_least("shape.keys", 1, shape.keys),
-        detail::check_at_most("shape.keys", most, shape.keys),
+        detail::check_at_most("shape.keys", max_position, shape.keys),
         detail::check_at_least("shape.top_k", 1, shape.top_k),
     });
   }

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <initializer_list>
-#include <limits>
 
 namespace indexshare {
 inline namespace v0 {
@@ -106,7 +105,6 @@ constexpr bool format_fits(format::LatentE4m3 const& layout, index_t lanes) noex
 template <class Cache>
 constexpr Status check_cache(CacheNames const& names, Cache const& cache, index_t lanes,
                              PageTable<Cache::space> const& table) noexcept {
-  constexpr index_t most_slots = std::numeric_limits<position_t>::max();
   if (Status const status =
           first_failure({check_extent(names.lanes, lanes, cache.lanes),
                          check_at_least(names.page_size, 1, cache.block_size),
@@ -115,8 +113,8 @@ constexpr Status check_cache(CacheNames const& names, Cache const& cache, index_
       !status.ok()) {
     return status;
   }
-  if (cache.blocks > most_slots / cache.block_size) {
-    return failure(Errc::bad_shape, names.blocks, most_slots / cache.block_size, cache.blocks);
+  if (cache.blocks > max_position / cache.block_size) {
+    return failure(Errc::bad_shape, names.blocks, max_position / cache.block_size, cache.blocks);
   }
   if (cache.blocks > 0 && cache.data == nullptr) return failure(Errc::missing_input, names.memory);
   if (cache.row_stride < 1 || cache.block_stride < 0) {
