@@ -101,7 +101,7 @@ class SafetensorsFile {
     SafetensorsFile file;
     file.name_ = std::move(name);
     file.content_.resize(content.size());
-    std::memcpy(file.content_.data(), content.data(), content.size());
+    if (!content.empty()) std::memcpy(file.content_.data(), content.data(), content.size());
     if (auto parsed = file.parse_header(); !parsed) return fail(std::move(parsed.error()));
     return file;
   }
