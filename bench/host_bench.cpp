@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <random>
 #include <vector>
 
@@ -45,20 +44,6 @@ struct OneRow {
   }
 };
 
-class Memory {
- public:
-  explicit Memory(WorkspaceSize size)
-      : bytes_(size.bytes), data_(std::aligned_alloc(workspace_alignment, align_up(bytes_ + 1))) {}
-  ~Memory() { std::free(data_); }
-  Memory(Memory const&) = delete;
-  Memory& operator=(Memory const&) = delete;
-  Workspace view() const { return {data_, bytes_}; }
-
- private:
-  std::size_t bytes_;
-  void* data_;
-};
-
 void rate(benchmark::State& state, double flops) {
   state.counters["FLOP/s"] = benchmark::Counter(
       flops * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
@@ -77,7 +62,7 @@ void indexer_decode(benchmark::State& state) {
       make_head_weights<Space::host>(weights.data(), Rows{1}, Heads{shape.index_heads}),
       make_contiguous_cache<Space::host>(keys.data(), Requests{1}, Keys{shape.keys},
                                          HeadDim{shape.index_dim})};
-  Memory const memory(indexer_workspace(HostExec<>{}, Indexer{}, shape).value());
+  HostMemory const memory(indexer_workspace(HostExec<>{}, Indexer{}, shape).value());
   auto const out = make_scores<Space::host>(scores.data(), Rows{1}, Keys{shape.keys});
   for (auto _ : state) {
     Status const status = indexer_score(HostExec<>{}, Indexer{}, in, row.batch(),
@@ -135,7 +120,7 @@ void attention_decode(benchmark::State& state) {
   Attention::outputs<Space::host> const outputs{
       make_output<Space::host>(out.data(), Rows{1}, Heads{shape.heads}, HeadDim{shape.value_dim}),
       {}};
-  Memory const memory(attention_workspace(HostExec<>{}, Attention{}, shape).value());
+  HostMemory const memory(attention_workspace(HostExec<>{}, Attention{}, shape).value());
   for (auto _ : state) {
     Status const status = attention_run(HostExec<>{}, Attention{}, in, row.batch(), RowRange{0, 1},
                                         plan, outputs, shape, memory.view());

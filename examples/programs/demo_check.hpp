@@ -2,7 +2,6 @@
 #pragma once
 
 #include "demo_data.hpp"
-#include "memory.hpp"
 
 #include <indexshare/indexshare.hpp>
 
@@ -112,7 +111,7 @@ class DemoChecker {
     std::vector<position_t> expected(at(shape.top_k + 1));
     auto const out = indexshare::make_selection<Space::host>(
         expected.data(), expected.data() + shape.top_k, {1}, {shape.top_k});
-    Scratch const scratch({std::max(
+    indexshare::HostMemory const scratch({std::max(
         indexer_workspace(Reference{}, Indexer{}, shape).value().bytes,
         topk_workspace(Reference{}, indexshare::RadixTopK{}, shape).value().bytes)});
     require(indexer_score(Reference{}, Indexer{}, inputs, batch, {{0, 1}, shape.top_k}, view,
@@ -165,7 +164,7 @@ class DemoChecker {
         indexshare::make_dense<Space::host, position_t const, 2>(slots.data(), {1, part.top_k}),
         indexshare::rows_of(selection.counts, row, 1)};
     std::vector<float> expected(at(part.heads * part.value_dim));
-    Scratch const scratch(attention_workspace(Reference{}, Attention{}, part).value());
+    indexshare::HostMemory const scratch(attention_workspace(Reference{}, Attention{}, part).value());
     require(attention_run(Reference{}, Attention{}, inputs, batch, {0, 1}, plan,
                           {indexshare::make_output<Space::host>(expected.data(), {1}, {part.heads},
                                                                 {part.value_dim}),

@@ -3,7 +3,7 @@
 
 #include "demo_check.hpp"
 #include "demo_data.hpp"
-#include "memory.hpp"
+#include "owned_state.hpp"
 #include "metered.hpp"
 #include "thread_pool.hpp"
 
@@ -110,7 +110,7 @@ class DemoStack {
                                              {shape_.value_dim}),
         {}};
 
-    Scratch& scratch = scratch_for(module);
+    indexshare::HostMemory& scratch = scratch_for(module);
     require(module.run(exec_, in, state, outputs, scratch.view()));
 
     report.role = module.is_full() ? "full" : "shared";
@@ -138,13 +138,13 @@ class DemoStack {
                              std::to_string(status.got) + ")");
   }
 
-  /// One scratch for all layers: they run one after the other. 64 MiB bounds the scores.
+  /// One scratch for all layers, which run one after the other. 64 MiB bounds the scores.
   template <class Layer>
-  Scratch& scratch_for(Layer const& layer) {
+  indexshare::HostMemory& scratch_for(Layer const& layer) {
     auto const size = layer.workspace(exec_, std::size_t{64} << 20);
     if (!size) require(size.error());
-    if (scratch_.empty()) scratch_.emplace_back(*size);
-    return scratch_.front();
+    if (scratch_.view().bytes < size->bytes) scratch_ = indexshare::HostMemory(*size);
+    return scratch_;
   }
 
   Exec exec_;
@@ -154,7 +154,7 @@ class DemoStack {
   Pages pages_;
   std::vector<std::int32_t> layers_;
   std::map<std::int32_t, LayerCaches> caches_;
-  std::vector<Scratch> scratch_;
+  indexshare::HostMemory scratch_;
   std::vector<float> out_;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "memory.hpp"
+#include "owned_state.hpp"
 
 #include <indexshare/indexshare.hpp>
 #include <indexshare/io/safetensors.hpp>
@@ -220,7 +220,7 @@ class Replay {
         indexshare::make_output<Space::host>(out.data(), {rows_.count()}, {heads},
                                              {layer.shape.value_dim}),
         indexshare::make_lse<Space::host>(lse.data(), {rows_.count()}, {heads})};
-    Scratch const scratch(layer.workspace(exec_, std::size_t{1} << 22).value());
+    indexshare::HostMemory const scratch(layer.workspace(exec_, std::size_t{1} << 22).value());
     auto const status = layer.run(exec_, in, *state_, outputs, scratch.view());
     if (!status.ok()) throw std::runtime_error(status.what);
 
@@ -232,7 +232,7 @@ class Replay {
   void compare_scores(std::int32_t number, indexshare::Shape const& shape, Inputs const& in,
                       indexshare::RowBatch<Space::host> const& batch) {
     std::vector<float> scores(static_cast<std::size_t>(rows_.count() * rows_.columns));
-    Scratch const scratch(indexer_workspace(exec_, Indexer{}, shape).value());
+    indexshare::HostMemory const scratch(indexer_workspace(exec_, Indexer{}, shape).value());
     auto const status = indexer_score(
         exec_, Indexer{}, in, batch, indexshare::ScoreRequest{{0, rows_.count()}, 0},
         indexshare::make_scores<Space::host>(scores.data(), {rows_.count()}, {rows_.columns}),

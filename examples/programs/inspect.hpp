@@ -21,7 +21,8 @@ namespace programs {
 inline constexpr OptionSpec inspect_options[] = {
     {"--config", "FILE", "config.json of a model (required)"},
     {"--context", "L", "visible keys to count FLOPs at, e.g. 128K (default: the model's longest)"},
-    {"--stages", "A:B,...", "pipeline stages, layers A to B - 1 each, MTP layers last;"},
+    {"--stages", "A:B,...",
+     "pipeline stages, layers A to B - 1 each; MTP layers are the last (default: one stage)"},
     {"--json", "", "one JSON object instead of a table"},
     {"--help", "", "this text"},
 };

@@ -10,7 +10,7 @@ namespace indexshare {
 inline namespace v0 {
 
 /// Where and how a call runs; always the first argument. A back end is the set of overloads for
-/// its executor (docs/porting.md builds one in 60 lines).
+/// its executor (docs/porting.md builds one).
 template <class X>
 concept Executor = std::copy_constructible<X> && requires {
   { X::space } -> std::convertible_to<Space>;

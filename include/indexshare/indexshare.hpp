@@ -22,6 +22,7 @@
 #include <indexshare/host/append.hpp>
 #include <indexshare/host/attention.hpp>
 #include <indexshare/host/indexer.hpp>
+#include <indexshare/host/memory.hpp>
 #include <indexshare/host/selection.hpp>
 #include <indexshare/host/topk.hpp>
 #include <indexshare/reference.hpp>

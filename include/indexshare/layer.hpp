@@ -50,8 +50,8 @@ struct SparseAttentionLayer {
   }
   constexpr bool is_full() const noexcept { return source() == layer; }
 
-  /// Scratch bytes of `run` for any batch within `shape`, at most `budget`. Host arithmetic only;
-  /// monotone in every extent of `shape`; the results of `run` do not depend on it.
+  /// Scratch bytes of `run` for any batch within `shape`, at most `budget`; layers that run one after
+  /// the other can use one workspace of the largest. Host arithmetic only; monotone in every extent of `shape`; the results of `run` do not depend on it.
   /// Errors: workspace_too_small with the minimum as `expected`; unsupported or bad_shape when a
   /// policy cannot run the shape on this executor.
   template <Executor X>
@@ -60,11 +60,12 @@ struct SparseAttentionLayer {
     if (Status const status = check_shape(); !status.ok()) return refuse(status.at_layer(layer));
     Result<WorkspaceSize> const attend = detail::size_within(
         attention_workspace_name, shape.rows, budget, attention_size(x));
-    if (!attend) return refuse(attend.error().at_layer(layer));
-    if constexpr (!Attention::reads_selection) return attend;
+    if (!Attention::reads_selection || !is_full()) {
+      return attend ? attend : refuse(attend.error().at_layer(layer));
+    }
     Result<WorkspaceSize> const choose = select_workspace(x, indexer, topk, shape, budget);
-    if (!choose) return refuse(choose.error().at_layer(layer));
-    return WorkspaceSize{std::max(attend->bytes, choose->bytes)};
+    if (attend && choose) return WorkspaceSize{std::max(attend->bytes, choose->bytes)};
+    return refuse(larger_need(attend, choose).at_layer(layer));
   }
 
   /// Runs the layer on `in.batch`. On a full layer `state` receives the selection and its group
@@ -94,6 +95,17 @@ struct SparseAttentionLayer {
     detail::require_topk_policy<TopK, X, typename Indexer::score_type>();
     detail::require_share_policy<Share>();
     detail::require_attention_policy<Attention, X>();
+  }
+
+  /// Of two size queries, at least one refused: the refusal to report. Where both only want more
+  /// memory it is the larger minimum, so that one more try suffices.
+  static constexpr Status larger_need(Result<WorkspaceSize> const& a,
+                                      Result<WorkspaceSize> const& b) noexcept {
+    if (a) return b.error();
+    if (b) return a.error();
+    if (a.error().code != Errc::workspace_too_small) return a.error();
+    if (b.error().code != Errc::workspace_too_small) return b.error();
+    return a.error().expected < b.error().expected ? b.error() : a.error();
   }
 
   template <Executor X>
@@ -209,9 +221,10 @@ struct SparseAttentionLayer {
 
   template <Executor X>
   Status check_workspace(X const& x, index_t rows, Workspace ws) const noexcept {
-    if (reinterpret_cast<std::uintptr_t>(ws.data) % workspace_alignment != 0) {
-      return failure(Errc::bad_value, "alignment of the workspace",
-                     static_cast<std::int64_t>(workspace_alignment));
+    if (std::size_t const past = misalignment(ws.data); past != 0) {
+      return failure(Errc::bad_value, "alignment of the workspace (got: bytes past a multiple)",
+                     static_cast<std::int64_t>(workspace_alignment),
+                     static_cast<std::int64_t>(past));
     }
     Result<index_t> const fits =
         detail::rows_that_fit(attention_workspace_name, rows, ws.bytes, attention_size(x));

@@ -30,10 +30,10 @@ Result<WorkspaceSize> indexer_workspace(ReferenceExec, ReluDotIndexer<Query, Key
 }
 
 template <class Query, class KeyFormat>
-Status indexer_check(ReferenceExec, ReluDotIndexer<Query, KeyFormat>,
+Status indexer_check(ReferenceExec, ReluDotIndexer<Query, KeyFormat> policy,
                      typename ReluDotIndexer<Query, KeyFormat>::template inputs<Space::host> const& in,
                      RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
-  return detail::check_relu_dot<Query, KeyFormat>(in, batch, shape);
+  return check_inputs(policy, in, batch, shape);
 }
 
 /// The score is rounded to fp32 once, at the end.
@@ -82,10 +82,10 @@ inline Result<WorkspaceSize> topk_workspace(ReferenceExec, RadixTopK, Shape cons
 
 /// A full sort of the positions by the order of contracts 2.2.
 template <Element Score>
-Status topk_select(ReferenceExec, RadixTopK, ScoreView<Space::host, Score const> const& scores,
+Status topk_select(ReferenceExec, RadixTopK policy, ScoreView<Space::host, Score const> const& scores,
                    LengthView<Space::host> const& lengths,
                    SelectionView<Space::host> const& out, Workspace ws) noexcept {
-  if (Status const status = detail::check_topk(scores, lengths, out); !status.ok()) return status;
+  if (Status const status = check_inputs(policy, scores, lengths, out); !status.ok()) return status;
   index_t const width = out.indices.extent(1);
   WorkspaceCarver carver(ws);
   auto* const order = carver.take<position_t>(static_cast<std::size_t>(scores.extent(1)));
@@ -184,7 +184,7 @@ Status attention_check(ReferenceExec, Policy,
                        typename Policy::template inputs<Space::host> const& in,
                        typename Policy::template outputs<Space::host> const& out,
                        RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
-  return detail::check_mla(in, out, batch, shape);
+  return check_inputs(in, out, batch, shape);
 }
 
 template <class Policy>

@@ -86,9 +86,11 @@ class SelectionState {
                             static_cast<std::int64_t>(need.bytes),
                             static_cast<std::int64_t>(memory.bytes)));
     }
-    if (reinterpret_cast<std::uintptr_t>(memory.data) % workspace_alignment != 0) {
-      return refuse(failure(Errc::bad_value, "alignment of a SelectionState's memory",
-                            static_cast<std::int64_t>(workspace_alignment)));
+    if (std::size_t const past = misalignment(memory.data); past != 0) {
+      return refuse(failure(Errc::bad_value,
+                            "alignment of a SelectionState's memory (got: bytes past a multiple)",
+                            static_cast<std::int64_t>(workspace_alignment),
+                            static_cast<std::int64_t>(past)));
     }
     SelectionState state;
     state.blocks_ = carve(WorkspaceCarver{memory}, rows.n, top_k.n).blocks;

@@ -23,6 +23,23 @@ enum class Errc : std::uint8_t {
   backend_error,        ///< the back end's own launch failed; `cuda_error` holds its code
 };
 
+/// The kind as it is spelled in code, for messages.
+constexpr char const* name(Errc code) noexcept {
+  switch (code) {
+    case Errc::ok: return "ok";
+    case Errc::bad_shape: return "bad_shape";
+    case Errc::bad_stride: return "bad_stride";
+    case Errc::bad_value: return "bad_value";
+    case Errc::missing_input: return "missing_input";
+    case Errc::bad_schedule: return "bad_schedule";
+    case Errc::stale_selection: return "stale_selection";
+    case Errc::workspace_too_small: return "workspace_too_small";
+    case Errc::unsupported: return "unsupported";
+    case Errc::backend_error: return "backend_error";
+  }
+  return "unknown";
+}
+
 /// Outcome of a call. Trivially copyable; `what` has static storage and names the extent, field
 /// or policy at fault. `expected` and `got` are numbers whose meaning `what` states.
 struct [[nodiscard]] Status {

@@ -26,6 +26,11 @@ constexpr std::size_t align_up(std::size_t bytes) noexcept {
   return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment;
 }
 
+/// How far `data` is past the last aligned address, in bytes.
+inline std::size_t misalignment(void const* data) noexcept {
+  return reinterpret_cast<std::uintptr_t>(data) % workspace_alignment;
+}
+
 /// One walk, two uses: without memory it counts, with memory it hands out aligned blocks; so the
 /// size query and the run cannot disagree.
 class WorkspaceCarver {

@@ -62,11 +62,14 @@ inline constexpr bool is_mla<SparseMla<Q, F, O>> = true;
 template <class Q, class F, class O>
 inline constexpr bool is_mla<DenseMla<Q, F, O>> = true;
 
+}  // namespace detail
 
-/// The checks that every back end shares.
+/// The checks that every back end shares, for its `attention_check`; a back end adds its own limits.
+/// Errors: bad_shape, bad_stride, missing_input, bad_value; `what` names the extent.
 template <Element Query, class KvFormat, Element Out, Space S>
-Status check_mla(MlaInputs<Query, KvFormat, S> const& in, MlaOutputs<Out, S> const& out,
+Status check_inputs(MlaInputs<Query, KvFormat, S> const& in, MlaOutputs<Out, S> const& out,
                  RowBatch<S> const& batch, Shape const& shape) noexcept {
+  using namespace detail;
   bool const has_lse = out.lse.data_handle() != nullptr;
   bool const has_sink = in.sink.data_handle() != nullptr;
   return first_failure({
@@ -92,8 +95,6 @@ Status check_mla(MlaInputs<Query, KvFormat, S> const& in, MlaOutputs<Out, S> con
           : failure(Errc::bad_value, "scale of the attention must be given, positive and finite"),
   });
 }
-
-}  // namespace detail
 
 }  // namespace v0
 }  // namespace indexshare

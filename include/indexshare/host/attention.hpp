@@ -205,7 +205,7 @@ Status attention_check(HostExec<PF> const&, Policy,
                        typename Policy::template inputs<Space::host> const& in,
                        typename Policy::template outputs<Space::host> const& out,
                        RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
-  return detail::check_mla(in, out, batch, shape);
+  return check_inputs(in, out, batch, shape);
 }
 
 /// fp32 throughout: logits sum lanes in ascending order, values sum keys in the order of the plan.

@@ -155,10 +155,10 @@ Result<WorkspaceSize> indexer_workspace(HostExec<PF> const& x, ReluDotIndexer<Qu
 
 template <class PF, class Query, class KeyFormat>
 Status indexer_check(
-    HostExec<PF> const&, ReluDotIndexer<Query, KeyFormat>,
+    HostExec<PF> const&, ReluDotIndexer<Query, KeyFormat> policy,
     typename ReluDotIndexer<Query, KeyFormat>::template inputs<Space::host> const& in,
     RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
-  return detail::check_relu_dot<Query, KeyFormat>(in, batch, shape);
+  return check_inputs(policy, in, batch, shape);
 }
 
 /// Scores in fp32: lanes summed in ascending order, then heads in ascending order.

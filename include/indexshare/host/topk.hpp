@@ -72,11 +72,11 @@ Result<WorkspaceSize> topk_workspace(HostExec<PF> const&, RadixTopK, Shape const
 /// Errors: bad_shape, bad_stride, missing_input for `scores` [rows, keys], `lengths` [rows] and
 /// `out` [rows, k]; their innermost strides are 1.
 template <class PF, Element Score>
-Status topk_select(HostExec<PF> const& x, RadixTopK,
+Status topk_select(HostExec<PF> const& x, RadixTopK policy,
                    ScoreView<Space::host, Score const> const& scores,
                    LengthView<Space::host> const& lengths,
                    SelectionView<Space::host> const& out, Workspace) noexcept {
-  if (Status const status = detail::check_topk(scores, lengths, out); !status.ok()) return status;
+  if (Status const status = check_inputs(policy, scores, lengths, out); !status.ok()) return status;
   index_t const width = out.indices.extent(1);
   x.parallel_for(scores.extent(0), [&](index_t begin, index_t end, int) noexcept {
     for (index_t row = begin; row < end; ++row) {

@@ -27,12 +27,13 @@ struct ReluDotIndexer {
   };
 };
 
-namespace detail {
-
-/// The checks that every back end shares; a back end adds its own limits.
+/// The checks that every back end shares, for its `indexer_check`; a back end adds its own limits.
+/// Errors: bad_shape, bad_stride, missing_input, bad_value; `what` names the extent.
 template <Element Query, class KeyFormat, Space S>
-Status check_relu_dot(typename ReluDotIndexer<Query, KeyFormat>::template inputs<S> const& in,
-                      RowBatch<S> const& batch, Shape const& shape) noexcept {
+Status check_inputs(ReluDotIndexer<Query, KeyFormat> const&,
+                    typename ReluDotIndexer<Query, KeyFormat>::template inputs<S> const& in,
+                    RowBatch<S> const& batch, Shape const& shape) noexcept {
+  using namespace detail;
   return first_failure({
       check_extent("rows of the index queries", batch.count(), in.q.extent(0)),
       check_extent("heads of the index queries", shape.index_heads, in.q.extent(1)),
@@ -44,8 +45,6 @@ Status check_relu_dot(typename ReluDotIndexer<Query, KeyFormat>::template inputs
       check_cache(index_key_cache_names, in.keys, shape.index_dim, batch.index_pages),
   });
 }
-
-}  // namespace detail
 
 }  // namespace v0
 }  // namespace indexshare

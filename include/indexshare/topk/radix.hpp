@@ -12,12 +12,12 @@ inline namespace v0 {
 /// position; no candidate buffer that a plateau could overflow.
 struct RadixTopK {};
 
-namespace detail {
-
-/// The checks that every back end shares.
+/// The checks that every back end shares, for its `topk_select`.
+/// Errors: bad_shape, bad_stride, missing_input; `what` names the extent.
 template <Space S, class Score>
-Status check_topk(Tensor<S, Score, 2> const& scores, LengthView<S> const& lengths,
-                  SelectionView<S> const& out) noexcept {
+Status check_inputs(RadixTopK const&, Tensor<S, Score, 2> const& scores,
+                    LengthView<S> const& lengths, SelectionView<S> const& out) noexcept {
+  using namespace detail;
   return first_failure({
       check_extent("rows of the lengths against the scores", scores.extent(0), lengths.extent(0)),
       check_extent("rows of the selection against the scores", scores.extent(0),
@@ -30,8 +30,6 @@ Status check_topk(Tensor<S, Score, 2> const& scores, LengthView<S> const& length
       check_writable("counts of the selection", out.counts),
   });
 }
-
-}  // namespace detail
 
 }  // namespace v0
 }  // namespace indexshare
