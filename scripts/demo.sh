@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs what is missing, builds the programs and runs the main job: scripts/demo.sh [options of indexshare-demo]
+set -euo pipefail
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+source "$repo/scripts/_setup.sh"
+
+setup build
+cd "$repo"
+say "building build/release/bin"
+mkdir -p build
+log=$repo/build/demo.log
+# The first configuration asks for the programs alone; a tree that scripts/test.sh set up stays as it is.
+if [[ ! -e build/release/CMakeCache.txt ]]; then
+  cmake_args+=(-DINDEXSHARE_BUILD_TESTS=OFF -DINDEXSHARE_BUILD_BENCHMARKS=OFF)
+fi
+if ! { cmake --preset release "${cmake_args[@]}" &&
+       cmake --build build/release --target indexshare-demo indexshare-inspect -j "$(jobs)"; } >"$log" 2>&1; then
+  cat "$log"
+  exit 1
+fi
+exec build/release/bin/indexshare-demo "$@"

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch_approx.hpp>
+#include <catch2/catch_test_macros.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "../../examples/programs/inspect.hpp"
+#include "config_cases.hpp"
+
+using Catch::Approx;
+
+namespace {
+
+struct Outcome {
+  int status;
+  std::string out;
+  std::string err;
+};
+
+Outcome inspect(std::vector<std::string> words) {
+  words.insert(words.begin(), "indexshare-inspect");
+  std::vector<char const*> pointers;
+  for (std::string const& word : words) pointers.push_back(word.c_str());
+  std::ostringstream out;
+  std::ostringstream err;
+  int const status =
+      programs::inspect(static_cast<int>(pointers.size()), pointers.data(), out, err);
+  return {status, out.str(), err.str()};
+}
+
+Outcome inspect_file(std::string const& name, std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"--config", data_file("configs/" + name)});
+  return inspect(more);
+}
+
+Json report_of(std::string const& name, std::vector<std::string> more = {}) {
+  more.push_back("--json");
+  Outcome const outcome = inspect_file(name, more);
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.status == 0);
+  CHECK(outcome.err.empty());
+  return Json::parse(outcome.out);
+}
+
+/// Exit status 2, nothing on stdout, one line on stderr.
+std::string error_of(Outcome const& outcome) {
+  CHECK(outcome.status == 2);
+  CHECK(outcome.out.empty());
+  CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+  CHECK(outcome.err.ends_with('\n'));
+  CHECK(outcome.err.starts_with("error: "));
+  return outcome.err;
+}
+
+bool mentions(std::string const& text, std::string const& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::string const glm52 = "GLM-5.2.json";
+std::string const flash = "GLM-5.3-Flash.glm5_next.from_test_fixture.json";
+
+}  // namespace
+
+TEST_CASE("CFG-SCHED R009: inspect shows GLM-5.2's schedule and costs") {
+  Json const report = report_of(glm52);
+  Json const vector = json_file("fault_vectors.json")["sched_glm52"];
+  CHECK(report["model_type"] == "glm_moe_dsa");
+  CHECK(report["layers"] == 78);
+  CHECK(report["context"] == 1048576);
+  CHECK(report["full_layers"] == vector["full"]);
+  CHECK(report["sources"] == vector["source"]);
+  CHECK(report["diagnostics"] == Json::array());
+  CHECK(report["unsupported"] == Json::array());
+  CHECK(report["rope_theta"] == 8000000);
+  CHECK(report["indexer_rope"] == Json({{"layout", "interleaved"}, {"dims", {0, 64}}}));
+  CHECK(report["flops"]["absorbed"]["ratio"].get<double>() == Approx(2.73).margin(0.005));
+  CHECK(report["flops"]["expanded"]["ratio"].get<double>() == Approx(2.81).margin(0.005));
+  CHECK(report["flops"]["absorbed"]["all_full"].get<double>() == Approx(773.9e9).epsilon(1e-4));
+  CHECK(report["flops"]["absorbed"]["shared"].is_number_integer());
+  CHECK(report["bytes"] ==
+        Json({{"index_key_all_full", 10296}, {"index_key", 2772}, {"kv", 51168}}));
+}
+
+TEST_CASE("MTP R119: inspect numbers index-key caches per stage, the MTP layer last") {
+  Json const whole = report_of(glm52)["index_cache_slots"];
+  REQUIRE(whole.size() == 1);
+  CHECK(whole[0].size() == 22);
+  CHECK(whole[0]["0"] == 0);
+  CHECK(whole[0]["74"] == 20);
+  CHECK(whole[0]["78"] == 21);
+  Json const halves = report_of(glm52, {"--stages", "0:39,39:79+import"})["index_cache_slots"];
+  REQUIRE(halves.size() == 2);
+  CHECK(halves[0]["38"] == 11);
+  CHECK(halves[1]["42"] == 0);
+  CHECK(halves[1]["78"] == 9);
+  CHECK_FALSE(halves[1].contains("39"));
+  CHECK(report_of(glm52, {"--stages", "38:42"})["index_cache_slots"] ==
+        Json::parse(R"([{"38": 0}])"));
+}
+
+TEST_CASE("CFG-SCHED R004: inspect reports fields that disagree, by layer") {
+  Json config = json_file("configs/" + glm52);
+  config["index_skip_topk_offset"] = 2;
+  std::string const file =
+      (std::filesystem::temp_directory_path() / "indexshare_inspect_test.json").string();
+  std::ofstream(file) << config.dump();
+  Outcome const outcome = inspect({"--config", file, "--json"});
+  std::remove(file.c_str());
+  Json const diagnostics = Json::parse(outcome.out)["diagnostics"];
+  REQUIRE(diagnostics.size() > 2);
+  CHECK(diagnostics[0]["layer"] == 2);
+  CHECK(diagnostics[0]["winner"] == "indexer_types");
+  CHECK(diagnostics[0]["loser"] == "index_topk_freq");
+  CHECK(mentions(diagnostics[0]["text"], "layer 2 "));
+}
+
+TEST_CASE("CFG-OTHER: inspect of the other published configs") {
+  Json const glm51 = report_of("GLM-5.1.reconstructed.json");
+  CHECK(glm51["full_layers"].size() == 78);
+  CHECK(glm51["flops"]["absorbed"]["ratio"] == 1);
+  CHECK(glm51["context"] == 202752);
+  Json const deepseek = report_of("DeepSeek-V3.2.json");
+  CHECK(deepseek["full_layers"].size() == 61);
+  CHECK(deepseek["rope_theta"] == 10000);
+  CHECK(deepseek["indexer_rope"] == Json({{"layout", "half_split"}, {"dims", {0, 64}}}));
+  Json const hy = report_of("Hy4-preview.partial.json");
+  CHECK(hy["full_layers"].size() == 21);
+  CHECK(hy["full_layers"].back() == 77);
+  CHECK(hy["indexer_rope"] == Json({{"layout", "half_split"}, {"dims", {64, 128}}}));
+  CHECK(report_of("GLM-5.2-FP8.partial.json") == report_of(glm52));
+}
+
+TEST_CASE("CFG-OTHER: inspect of GLM-5.3-Flash counts nothing it has no formula for") {
+  Json const report = report_of(flash);
+  CHECK(report["full_layers"] == Json({3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43}));
+  CHECK(report["sources"][0].is_null());
+  CHECK(report["sources"][3] == 3);
+  CHECK(report["diagnostics"].size() == 34);
+  CHECK(report["rope_theta"].is_null());
+  CHECK(report["indexer_rope"] == Json({{"layout", "none"}, {"dims", {0, 0}}}));
+  CHECK(report["flops"]["absorbed"]["ratio"].is_null());
+  CHECK(report["bytes"]["kv"].is_null());
+  REQUIRE(report["unsupported"].size() == 3);
+  CHECK(mentions(report["unsupported"][0], "layers 3, 7,"));
+  CHECK(mentions(report["unsupported"][0], "index_kpool"));
+  CHECK(mentions(report["unsupported"][1], "flops: "));
+  CHECK(mentions(report["unsupported"][2], "bytes: "));
+}
+
+TEST_CASE("CFG-OTHER: inspect counts at the context it is given") {
+  Json const report = report_of(glm52, {"--context", "128K"});
+  CHECK(report["context"] == 131072);
+  CHECK(report["flops"]["absorbed"]["ratio"].get<double>() == Approx(1.50).margin(0.005));
+}
+
+TEST_CASE("ROPE R026: the table for people names the rotary layout in use") {
+  Outcome const glm = inspect_file(glm52);
+  CHECK(glm.status == 0);
+  CHECK(mentions(glm.out, "indexer interleaved on lanes 0..63"));
+  CHECK(mentions(glm.out, "complete count"));
+  CHECK(mentions(glm.out, "2.73"));
+  CHECK(mentions(glm.out, "later draft steps"));
+  CHECK(mentions(inspect_file("DeepSeek-V3.2.json").out, "indexer half_split on lanes 0..63"));
+  CHECK(mentions(inspect_file("Hy4-preview.partial.json").out, "lanes 64..127"));
+  CHECK(mentions(inspect_file(flash).out, "34 without sparse attention"));
+  CHECK(mentions(inspect({"--help"}).out, "+import"));
+}
+
+TEST_CASE("CFG-OTHER: inspect refuses with one line that names the place") {
+  std::string const line = error_of(inspect_file("DeepSeek-V4-Pro.partial.json"));
+  CHECK(line.starts_with("error: $.model_type: missing"));
+  CHECK(mentions(line, "DeepSeek-V4-Pro.partial.json"));
+  CHECK(error_of(inspect({})).starts_with("error: --config: "));
+  CHECK(mentions(error_of(inspect({"--config", "no/such\nfile"})), "no/such?file: "));
+  CHECK(error_of(inspect({"--what"})).starts_with("error: \"--what\": "));
+  for (char const* context : {"0", "-5", "12x", "", "3000M"})
+    CHECK(error_of(inspect_file(glm52, {"--context", context})).starts_with("error: --context: "));
+}
+
+TEST_CASE("SHARE-PP R096: inspect refuses stages that are wrong or tear a group apart") {
+  for (char const* stages :
+       {"", "0:80", "-1:5", "5:5", "6:5", "0:38,", "0:38,40:79", "0:42,38:79", "a:b", "0-38",
+        "0:38 ,38:79", "0:38,38:79+export", "39:79", "0:39,39:79"}) {
+    CAPTURE(stages);
+    CHECK(error_of(inspect_file(glm52, {"--stages", stages})).starts_with("error: --stages: "));
+  }
+  std::string const torn = error_of(inspect_file(glm52, {"--stages", "0:39,39:79"}));
+  CHECK(mentions(torn, "layer 38"));
+  CHECK(mentions(torn, "39:79+import"));
+}
+
+TEST_CASE("CFG-OTHER: output that cannot be written is an error") {
+  std::ostringstream out;
+  std::ostringstream err;
+  out.setstate(std::ios::badbit);
+  std::string const file = data_file("configs/" + glm52);
+  char const* const words[] = {"indexshare-inspect", "--config", file.c_str()};
+  CHECK(programs::inspect(3, words, out, err) == 2);
+  CHECK(err.str() == "error: output: could not be written\n");
+}

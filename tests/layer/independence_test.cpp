@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Within a back end a row's bits depend only on its own data, its length and the capacities
+// (contracts 2.3).
+#include "by_hand.hpp"
+#include "session.hpp"
+
+#include <thread>
+
+namespace {
+using namespace layer_test;
+
+/// More than one block of keys and one tile of rows when scoring, more than one tile of keys and
+/// one panel of heads when attending.
+Shape wide_shape() {
+  return {.rows = 32,
+          .keys = 160,
+          .top_k = 70,
+          .index_heads = 18,
+          .index_dim = 10,
+          .heads = 18,
+          .key_dim = 12,
+          .value_dim = 9};
+}
+std::vector<position_t> const wide_contexts{160, 101, 90, 151};
+RowList wide_rows() {
+  return join({chunk(3, 151, 11), chunk(0, 160), chunk(1, 75, 9), chunk(2, 4), chunk(2, 90)});
+}
+Model<> wide_model(Layout layout = {}) {
+  return Model<>(Schedule("FS"), 2, wide_shape(), layout, {}, wide_contexts);
+}
+constexpr std::int32_t layers[] = {0, 1};
+
+TEMPLATE_LIST_TEST_CASE("RACE: the same bits on any number of threads", "[independence]",
+                        test::HostExecutors) {
+  Model<> model = wide_model();
+  Session expected(test::Serial{}, model, Schedule("FS"), wide_rows());
+  expected.run_all();
+  Session session(TestType{}, model, Schedule("FS"), wide_rows());
+  for (int run = 0; run < 3; ++run) {
+    session.run_all();
+    for (std::int32_t const number : layers) {
+      CHECK(session.selected(number) == expected.selected(number));
+      CHECK(session.result(number) == expected.result(number));
+    }
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("TIE: the reference and the host executors select the same bytes",
+                        "[independence]", test::HostExecutors) {
+  Model<> model = wide_model();
+  Session expected(ReferenceExec{}, model, Schedule("FS"), wide_rows());
+  expected.run_all();
+  Session session(TestType{}, model, Schedule("FS"), wide_rows());
+  session.run_all();
+  for (std::int32_t const number : layers) {
+    CHECK(session.selected(number) == expected.selected(number));
+    CHECK(close(session.out(number), expected.out(number)));
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("SHARE-STALE: a row alone has the bits that it has in a batch",
+                        "[independence]", test::Executors) {
+  TestType const x{};
+  Model<> model = wide_model();
+  RowList const rows = wide_rows();
+  Session whole(x, model, Schedule("FS"), rows);
+  whole.run_all();
+  SECTION("one by one") {
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      CAPTURE(r);
+      Session single(x, model, Schedule("FS"), {rows[r]});
+      single.run_all();
+      for (std::int32_t const number : layers) {
+        CHECK(single.selected(number).row(0) ==
+              whole.selected(number).row(static_cast<index_t>(r)));
+        CHECK(bits_of(single.out(number)) ==
+              bits_of(row_of(whole.out(number), model.shape, r)));
+      }
+    }
+  }
+  SECTION("in another order") {
+    RowList shuffled = rows;
+    auto const order = test::Random(5).permutation<std::size_t>(rows.size());
+    for (std::size_t r = 0; r < rows.size(); ++r) shuffled[r] = rows[order[r]];
+    Session session(x, model, Schedule("FS"), shuffled);
+    session.run_all();
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      for (std::int32_t const number : layers) {
+        CHECK(session.selected(number).row(static_cast<index_t>(r)) ==
+              whole.selected(number).row(static_cast<index_t>(order[r])));
+        CHECK(bits_of(row_of(session.out(number), model.shape, r)) ==
+              bits_of(row_of(whole.out(number), model.shape, order[r])));
+      }
+    }
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("ADDR: results do not depend on the page layout", "[independence]",
+                        test::Executors) {
+  TestType const x{};
+  Model<> model = wide_model();
+  Session expected(x, model, Schedule("FS"), wide_rows());
+  expected.run_all();
+  auto const layout = GENERATE(Layout{4, 8, 99}, Layout{16, 2, 3}, Layout{1, 1, 4}, Layout{0, 8, 5},
+                               Layout{8, 0, 6}, Layout{0, 0, 7});
+  CAPTURE(layout.index_page, layout.kv_page, layout.seed);
+  Model<> moved = wide_model(layout);
+  Session session(x, moved, Schedule("FS"), wide_rows());
+  session.run_all();
+  for (std::int32_t const number : layers) {
+    CHECK(session.selected(number) == expected.selected(number));
+    CHECK(session.result(number) == expected.result(number));
+  }
+}
+
+/// A copy of a dense view's data with gaps, and the view over it.
+template <class View>
+class Gapped {
+  using T = typename View::element_type;
+  static constexpr std::size_t N = View::rank();
+
+ public:
+  Gapped(View const& from, index_t gap) {
+    cuda::std::array<index_t, N> extents{};
+    cuda::std::array<index_t, N> strides{};
+    index_t step = 1;
+    for (std::size_t i = N; i-- > 0;) {
+      extents[i] = from.extent(i);
+      strides[i] = step;
+      step = step * extents[i] + gap;
+    }
+    memory_.emplace(to_size(step), test::nan_poison);
+    view_ = make_strided<host, T, N>(memory_->data(), extents, strides);
+    copy(from, view_);
+  }
+  View const& view() const { return view_; }
+
+  static void copy(View const& from, View const& to) {
+    if constexpr (N == 1) {
+      for (index_t i = 0; i < from.extent(0); ++i) write(to(i), from(i));
+    } else if constexpr (N == 2) {
+      for (index_t i = 0; i < from.extent(0); ++i) {
+        for (index_t j = 0; j < from.extent(1); ++j) write(to(i, j), from(i, j));
+      }
+    } else {
+      for (index_t i = 0; i < from.extent(0); ++i) {
+        for (index_t j = 0; j < from.extent(1); ++j) {
+          for (index_t l = 0; l < from.extent(2); ++l) write(to(i, j, l), from(i, j, l));
+        }
+      }
+    }
+  }
+
+ private:
+  static void write(T& to, T const& from) { const_cast<std::remove_const_t<T>&>(to) = from; }
+
+  std::optional<test::Guarded<std::remove_const_t<T>>> memory_;
+  View view_;
+};
+
+TEMPLATE_LIST_TEST_CASE("ADDR R117: strided inputs and outputs give the same bits", "[independence]",
+                        test::Executors) {
+  TestType const x{};
+  Model<> model = wide_model();
+  Session session(x, model, Schedule("FS"), wide_rows());
+  session.run_all();
+  Session again(x, model, Schedule("FS"), wide_rows());
+  auto in = again.inputs(0);
+  Gapped q(in.attention.q, 3);
+  Gapped index_q(in.indexer->q, 5);
+  Gapped weights(in.indexer->weights, 7);
+  in.attention.q = q.view();
+  in.indexer->q = index_q.view();
+  in.indexer->weights = weights.view();
+  // Every second length, every third request number.
+  auto const count = again.row_count();
+  std::vector<position_t> lengths(to_size(2 * count), 0x7FFFFFFF);
+  std::vector<position_t> requests(to_size(3 * count), 0x7FFFFFFF);
+  for (index_t r = 0; r < count; ++r) {
+    lengths[to_size(2 * r)] = in.batch.lengths(r);
+    requests[to_size(3 * r)] = in.batch.requests(r);
+  }
+  in.batch.lengths = make_strided<host, position_t const, 1>(lengths.data(), {count}, {2});
+  in.batch.requests = make_strided<host, position_t const, 1>(requests.data(), {count}, {3});
+
+  auto const dense = again.outputs(0);
+  Gapped out(dense.out, 4);
+  Gapped lse(dense.lse, 6);
+  REQUIRE_THAT(again.layer(0).run(x, in, again.state(), {out.view(), lse.view()},
+                                  again.workspace()),
+               succeeded());
+  CHECK(copy_selection(again.state().selection()) == session.selected(0));
+  out.copy(out.view(), dense.out);
+  lse.copy(lse.view(), dense.lse);
+  CHECK(again.result(0) == session.result(0));
+}
+
+TEMPLATE_LIST_TEST_CASE("RACE: two calls in flight with two workspaces do not touch each other",
+                        "[independence]", test::Executors) {
+  TestType const x{};
+  Model<> model = wide_model();
+  RowList const rows_a = chunk(3, 151, 9);
+  RowList const rows_b = join({chunk(0, 160, 3), chunk(1, 101, 5)});
+  Session alone_a(x, model, Schedule("FS"), rows_a, {1, 0});
+  Session alone_b(x, model, Schedule("FS"), rows_b, {1, 1});
+  alone_a.run_all();
+  alone_b.run_all();
+  Session a(x, model, Schedule("FS"), rows_a, {1, 0}, minimum);
+  Session b(x, model, Schedule("FS"), rows_b, {1, 1}, minimum);
+  Status status_a[2];
+  Status status_b[2];
+  std::thread other([&] {
+    for (std::int32_t const number : layers) status_b[number] = b.run(number);
+  });
+  for (std::int32_t const number : layers) status_a[number] = a.run(number);
+  other.join();
+  for (std::int32_t const number : layers) {
+    REQUIRE_THAT(status_a[number], succeeded());
+    REQUIRE_THAT(status_b[number], succeeded());
+    CHECK(a.result(number) == alone_a.result(number));
+    CHECK(b.result(number) == alone_b.result(number));
+    CHECK(b.selected(number) == alone_b.selected(number));
+  }
+  CHECK(a.intact());
+  CHECK(b.intact());
+}
+
+}  // namespace

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/attention/mla.hpp>
+#include <indexshare/host/attention.hpp>
+#include <indexshare/reference.hpp>
+
+#include <catch2/catch_test_macros.hpp>
+
+#include "caches.hpp"
+#include "executors.hpp"
+#include "memory.hpp"
+#include "oracle.hpp"
+#include "random.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+/// @file Attention cases that run on any executor of host memory.
+
+namespace test {
+
+/// Query rows, each with its own list of slots, against a KV cache.
+template <class Query, class Format>
+struct AttentionCase {
+  index_t heads;
+  index_t value_dim;
+  index_t width;  ///< entries of a plan row
+  PagedCache<Format> kv;
+  float scale = 0.125f;
+  std::vector<float> sink{};
+  std::vector<float> q{};                       ///< [rows][heads][key_dim], as the query type holds it
+  std::vector<std::vector<position_t>> slots{};  ///< shorter rows are filled up with stale slots
+  std::vector<position_t> counts{};
+  std::vector<position_t> lengths{};
+  std::vector<position_t> requests{};
+
+  AttentionCase(index_t head_count, index_t value_lanes, index_t entries, CacheShape shape,
+                Format format = {})
+      : heads(head_count), value_dim(value_lanes), width(entries), kv(shape, format) {}
+
+  index_t rows() const { return static_cast<index_t>(slots.size()); }
+  index_t key_dim() const { return kv.lanes(); }
+
+  void add_row(std::vector<float> query, std::vector<position_t> row, position_t count,
+               position_t length = 0, position_t request = 0) {
+    REQUIRE(query.size() == static_cast<std::size_t>(heads * key_dim()));
+    for (float const value : query) {
+      q.push_back(indexshare::to_float(indexshare::from_float<Query>(value)));
+    }
+    slots.push_back(std::move(row));
+    counts.push_back(count);
+    lengths.push_back(length);
+    requests.push_back(request);
+  }
+  /// A random query for all entries of `row`.
+  void add_random_row(std::uint64_t seed, std::vector<position_t> row) {
+    auto const count = static_cast<position_t>(row.size());
+    add_row(Random(seed).normals(static_cast<std::size_t>(heads * key_dim())), std::move(row),
+            count);
+  }
+  /// A random query for the given logical positions of a request.
+  void add_positions(std::uint64_t seed, position_t request, position_t length,
+                     std::vector<position_t> const& positions) {
+    std::vector<position_t> row;
+    for (position_t const position : positions) row.push_back(kv.slot(request, position));
+    add_random_row(seed, std::move(row));
+    lengths.back() = length;
+    requests.back() = request;
+  }
+
+  std::span<float const> query(index_t row, index_t head) const {
+    return std::span<float const>(q).subspan(
+        static_cast<std::size_t>((row * heads + head) * key_dim()),
+        static_cast<std::size_t>(key_dim()));
+  }
+
+  /// What a token's slot holds; tokens are found by their slot, page by page.
+  std::vector<std::span<float const>> gather(index_t row) const {
+    auto const r = static_cast<std::size_t>(row);
+    index_t const count = std::clamp<index_t>(counts[r], 0, width);
+    std::vector<std::span<float const>> keys;
+    for (index_t j = 0; j < count; ++j) {
+      position_t const slot = slots[r][static_cast<std::size_t>(j)];
+      for (index_t request = 0; request < kv.requests(); ++request) {
+        for (index_t first = 0; first < kv.keys(); first += kv.page_size()) {
+          index_t const place = slot - static_cast<index_t>(kv.slot(request, first));
+          if (place < 0 || place >= kv.page_size()) continue;
+          keys.push_back(kv.value(request, first + place));
+        }
+      }
+    }
+    return keys;
+  }
+  std::vector<std::span<float const>> gather_dense(index_t row) const {
+    auto const r = static_cast<std::size_t>(row);
+    std::vector<std::span<float const>> keys;
+    for (index_t s = 0; s < std::clamp<index_t>(lengths[r], 0, kv.keys()); ++s) {
+      keys.push_back(kv.value(requests[r], s));
+    }
+    return keys;
+  }
+  Attended expected(index_t row, index_t head, bool dense) const {
+    return attend(query(row, head), dense ? gather_dense(row) : gather(row), value_dim,
+                  static_cast<double>(scale),
+                  sink.empty() ? nullptr : &sink[static_cast<std::size_t>(head)]);
+  }
+
+  indexshare::Shape shape() const {
+    indexshare::Shape shape;
+    shape.rows = rows();
+    shape.keys = kv.keys();
+    shape.top_k = width;
+    shape.heads = heads;
+    shape.key_dim = key_dim();
+    shape.value_dim = value_dim;
+    return shape;
+  }
+};
+
+template <class Out>
+struct AttentionResult {
+  std::vector<Out> out{};    ///< [rows][heads][value_dim]
+  std::vector<float> lse{};  ///< [rows][heads], empty if none was asked for
+};
+
+template <class T>
+bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+template <class Out>
+bool same_bits(AttentionResult<Out> const& a, AttentionResult<Out> const& b) {
+  return same_bits(a.out, b.out) && same_bits(a.lse, b.lse);
+}
+
+/// How an attention call is made.
+struct AttentionLayout {
+  bool lse = true;
+  index_t query_pad = 0;  ///< elements between query heads
+  index_t out_pad = 0;    ///< elements between output heads
+  index_t slot_pad = 0;   ///< entries between plan rows
+  index_t lse_pad = 0;    ///< between rows of lse
+  bool head_major = false;  ///< queries as [heads][rows][lanes] in memory
+  std::byte workspace_fill = nan_poison;
+};
+
+/// The memory of an attention run.
+template <class Query, class Format, class Out>
+class AttentionMemory {
+ public:
+  using Case = AttentionCase<Query, Format>;
+  static constexpr auto host = indexshare::Space::host;
+
+  explicit AttentionMemory(Case const& c, AttentionLayout layout = {})
+      : case_(c),
+        layout_(layout),
+        q_(elements(c.rows() * c.heads * (c.key_dim() + layout.query_pad))),
+        sink_(std::span<float const>(c.sink)),
+        slots_(elements(c.rows() * (c.width + layout.slot_pad))),
+        counts_(std::span<position_t const>(c.counts)),
+        lengths_(std::span<position_t const>(c.lengths)),
+        requests_(std::span<position_t const>(c.requests)),
+        out_(elements(c.rows() * c.heads * (c.value_dim + layout.out_pad)), unwritten),
+        lse_(elements(layout.lse ? c.rows() * (c.heads + layout.lse_pad) : 0), unwritten) {
+    for (index_t row = 0; row < c.rows(); ++row) {
+      for (index_t head = 0; head < c.heads; ++head) {
+        for (index_t lane = 0; lane < c.key_dim(); ++lane) {
+          q_[elements(row * query_strides()[0] + head * query_strides()[1] + lane)] =
+              indexshare::from_float<Query>(c.query(row, head)[elements(lane)]);
+        }
+      }
+      auto const& entries = c.slots[elements(row)];
+      for (index_t j = 0; j < c.width + layout.slot_pad; ++j) {
+        // after the list: wild, stale but in the cache, negative
+        position_t const stale = j % 3 == 0 ? position_t{1} << 30 : (j % 3 == 1 ? stale_slot() : -7);
+        slots_[elements(row * (c.width + layout.slot_pad) + j)] =
+            j < static_cast<index_t>(entries.size()) ? entries[elements(j)] : stale;
+      }
+    }
+  }
+
+  auto inputs() const {
+    return indexshare::MlaInputs<Query, Format, host>{
+        indexshare::make_strided<host, Query const, 3>(
+            q_.data(), {case_.rows(), case_.heads, case_.key_dim()}, query_strides()),
+        case_.kv.view(), case_.scale,
+        case_.sink.empty()
+            ? indexshare::SinkView<host>{}
+            : indexshare::make_sink<host>(sink_.data(), indexshare::Heads{case_.heads})};
+  }
+  auto outputs() {
+    index_t const step = case_.value_dim + layout_.out_pad;
+    return indexshare::MlaOutputs<Out, host>{
+        indexshare::make_strided<host, Out, 3>(out_.data(),
+                                               {case_.rows(), case_.heads, case_.value_dim},
+                                               {case_.heads * step, step, 1}),
+        layout_.lse ? indexshare::make_strided<host, float, 2>(
+                          lse_.data(), {case_.rows(), case_.heads},
+                          {case_.heads + layout_.lse_pad, 1})
+                    : indexshare::LseView<host>{}};
+  }
+  indexshare::GroupPlan<host> plan() const {
+    return {indexshare::make_strided<host, position_t const, 2>(
+                slots_.data(), {case_.rows(), case_.width}, {case_.width + layout_.slot_pad, 1}),
+            indexshare::make_lengths<host>(counts_.data(), indexshare::Rows{case_.rows()})};
+  }
+  indexshare::RowBatch<host> batch() const {
+    indexshare::Rows const rows{case_.rows()};
+    return {indexshare::make_lengths<host>(lengths_.data(), rows),
+            indexshare::make_lengths<host>(requests_.data(), rows),
+            {},
+            case_.kv.pages()};
+  }
+
+  bool untouched() const {
+    auto const blank = [](auto const& memory) {
+      auto const* const bytes = reinterpret_cast<std::byte const*>(memory.data());
+      return std::all_of(bytes, bytes + memory.bytes(), [](std::byte b) { return b == unwritten; });
+    };
+    return blank(out_) && blank(lse_);
+  }
+
+  /// The outputs, packed; checks what lies between and around them.
+  AttentionResult<Out> take() const {
+    CHECK((out_.intact() && lse_.intact()));
+    AttentionResult<Out> result;
+    index_t stray = 0;
+    Guarded<Out> const blank(1, unwritten);
+    index_t const step = case_.value_dim + layout_.out_pad;
+    for (index_t i = 0; i < case_.rows() * case_.heads * step; ++i) {
+      Out const& value = out_[elements(i)];
+      if (i % step < case_.value_dim) {
+        result.out.push_back(value);
+      } else {
+        stray += std::memcmp(&value, blank.data(), sizeof(Out)) != 0 ? 1 : 0;
+      }
+    }
+    index_t const lse_step = case_.heads + layout_.lse_pad;
+    for (index_t i = 0; i < static_cast<index_t>(lse_.size()); ++i) {
+      float const& value = lse_[elements(i)];
+      if (i % lse_step < case_.heads) {
+        result.lse.push_back(value);
+      } else {
+        stray += std::memcmp(&value, &unwritten_float()[0], sizeof(float)) != 0 ? 1 : 0;
+      }
+    }
+    CHECK(stray == 0);
+    return result;
+  }
+
+ private:
+  static std::size_t elements(index_t n) { return static_cast<std::size_t>(n); }
+  static Guarded<float> const& unwritten_float() {
+    static Guarded<float> const blank(1, unwritten);
+    return blank;
+  }
+  cuda::std::array<index_t, 3> query_strides() const {
+    index_t const step = case_.key_dim() + layout_.query_pad;
+    if (layout_.head_major) return {step, std::max<index_t>(case_.rows(), 1) * step, 1};
+    return {case_.heads * step, step, 1};
+  }
+  position_t stale_slot() const { return static_cast<position_t>(case_.kv.slots() - 1); }
+
+  Case const& case_;
+  AttentionLayout layout_;
+  Guarded<Query> q_;
+  Guarded<float> sink_;
+  Guarded<position_t> slots_;
+  Guarded<position_t> counts_;
+  Guarded<position_t> lengths_;
+  Guarded<position_t> requests_;
+  Guarded<Out> out_;
+  Guarded<float> lse_;
+};
+
+/// Runs sparse (or dense) attention with exactly the workspace that the size query names.
+template <class Out = float, bool Dense = false, class X, class Query, class Format>
+AttentionResult<Out> run_attention(X const& x, AttentionCase<Query, Format> const& c,
+                                   AttentionLayout layout = {}) {
+  using Policy = std::conditional_t<Dense, indexshare::DenseMla<Query, Format, Out>,
+                                    indexshare::SparseMla<Query, Format, Out>>;
+  constexpr auto host = indexshare::Space::host;
+  AttentionMemory<Query, Format, Out> memory(c, layout);
+  auto const shape = c.shape();
+  auto const checked =
+      attention_check(x, Policy{}, memory.inputs(), memory.outputs(), memory.batch(), shape);
+  INFO(checked.what << ", expected " << checked.expected << ", got " << checked.got);
+  REQUIRE(checked.ok());
+  auto const need = attention_workspace(x, Policy{}, shape);
+  REQUIRE(need.has_value());
+  Scratch workspace(*need, layout.workspace_fill);
+  auto const plan = Dense ? indexshare::GroupPlan<host>{} : memory.plan();
+  REQUIRE(attention_run(x, Policy{}, memory.inputs(), memory.batch(), {0, c.rows()}, plan,
+                        memory.outputs(), shape, workspace.get())
+              .ok());
+  CHECK(workspace.intact());
+  return memory.take();
+}
+
+/// Half a unit in the last place of an output, relative, and half of the smallest step.
+template <class Out>
+struct Rounding;
+template <>
+struct Rounding<float> {
+  static constexpr double relative = 0x1p-24, absolute = 0;
+};
+template <>
+struct Rounding<indexshare::bf16> {
+  static constexpr double relative = 0x1p-8, absolute = 0;
+};
+template <>
+struct Rounding<indexshare::fp16> {
+  static constexpr double relative = 0x1p-11, absolute = 0x1p-25;
+};
+
+/// Compares with the oracle that gathers.
+template <bool Dense = false, class Query, class Format, class Out>
+void check_attention(AttentionCase<Query, Format> const& c, AttentionResult<Out> const& got) {
+  for (index_t row = 0; row < c.rows(); ++row) {
+    for (index_t head = 0; head < c.heads; ++head) {
+      Attended const want = c.expected(row, head, Dense);
+      auto const at = static_cast<std::size_t>(row * c.heads + head);
+      INFO("row " << row << ", head " << head);
+      if (!got.lse.empty()) {
+        double const lse = static_cast<double>(got.lse[at]);
+        bool const close = std::isinf(want.lse) ? lse == want.lse
+                                                : std::abs(lse - want.lse) <= want.lse_tolerance;
+        INFO("lse " << lse << ", expected " << want.lse);
+        if (!close) FAIL_CHECK();
+      }
+      for (index_t v = 0; v < c.value_dim; ++v) {
+        auto const i = static_cast<std::size_t>(v);
+        double const value = static_cast<double>(
+            indexshare::to_float(got.out[at * static_cast<std::size_t>(c.value_dim) + i]));
+        double const bound = want.out_tolerance + Rounding<Out>::absolute +
+                             Rounding<Out>::relative * (std::abs(want.out[i]) + want.out_tolerance);
+        if (std::abs(value - want.out[i]) <= bound) continue;
+        INFO("lane " << v << ": " << value << ", expected " << want.out[i] << " +- " << bound);
+        FAIL_CHECK();
+        return;
+      }
+    }
+  }
+  SUCCEED();
+}
+
+}  // namespace test

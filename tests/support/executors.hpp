@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/exec.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+/// @file The executors that every case list runs on.
+
+namespace test {
+
+/// Three threads that take single items as they come: the least regular cut of a range.
+struct ThreadFor {
+  static constexpr int concurrency() noexcept { return 3; }
+
+  template <class F>
+  void operator()(indexshare::index_t count, F const& f) const {
+    std::atomic<indexshare::index_t> next{0};
+    auto const work = [&](int worker) {
+      for (indexshare::index_t i = next++; i < count; i = next++) f(i, i + 1, worker);
+    };
+    std::vector<std::thread> others;
+    for (int worker = 1; worker < concurrency() && worker < count; ++worker) {
+      others.emplace_back(work, worker);
+    }
+    work(0);
+    for (std::thread& other : others) other.join();
+  }
+};
+
+/// Single items from last to first on the calling thread, under the highest worker number.
+struct BackwardFor {
+  static constexpr int concurrency() noexcept { return 5; }
+
+  template <class F>
+  void operator()(indexshare::index_t count, F const& f) const {
+    for (indexshare::index_t i = count; i-- > 0;) f(i, i + 1, concurrency() - 1);
+  }
+};
+
+using Serial = indexshare::HostExec<>;
+using Threads = indexshare::HostExec<ThreadFor>;
+using Backward = indexshare::HostExec<BackwardFor>;
+
+/// For TEMPLATE_LIST_TEST_CASE.
+using Executors = std::tuple<indexshare::ReferenceExec, Serial, Threads>;
+/// Those that promise the same bits as each other for scores and attention.
+using HostExecutors = std::tuple<Serial, Threads, Backward>;
+
+}  // namespace test
