@@ -16,6 +16,10 @@ using position_t = std::int32_t;
 /// The largest position, slot or count.
 inline constexpr index_t max_position = std::numeric_limits<position_t>::max();
 
+/// Most heads or lanes that a shape may state: far above any model, low enough that products of
+/// widths do not wrap.
+inline constexpr index_t max_width = index_t{1} << 20;
+
 /// Marks an empty entry of a selection or a position without a slot.
 inline constexpr position_t no_position = -1;
 

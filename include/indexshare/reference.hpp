@@ -22,8 +22,9 @@ inline namespace v0 {
 // ---- indexer
 
 template <class Query, class KeyFormat>
-Result<WorkspaceSize> indexer_workspace(ReferenceExec, ReluDotIndexer<Query, KeyFormat>,
+Result<WorkspaceSize> indexer_workspace(ReferenceExec, ReluDotIndexer<Query, KeyFormat> policy,
                                         Shape const& shape) noexcept {
+  if (Status const status = check_shape(policy, shape); !status.ok()) return refuse(status);
   WorkspaceCarver carver;
   carver.take<float>(static_cast<std::size_t>(shape.index_dim));
   return carver.size();
@@ -172,7 +173,9 @@ inline ReferenceScratch carve_reference(WorkspaceCarver& carver, Shape const& sh
 
 template <class Policy>
   requires detail::is_mla<Policy>
-Result<WorkspaceSize> attention_workspace(ReferenceExec, Policy, Shape const& shape) noexcept {
+Result<WorkspaceSize> attention_workspace(ReferenceExec, Policy policy,
+                                          Shape const& shape) noexcept {
+  if (Status const status = check_shape(policy, shape); !status.ok()) return refuse(status);
   WorkspaceCarver carver;
   detail::carve_reference(carver, shape);
   return carver.size();

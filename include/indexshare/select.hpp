@@ -72,9 +72,9 @@ Result<WorkspaceSize> select_pass_size(X const& x, Indexer const& indexer, TopK 
   Result<WorkspaceSize> const best = topk_workspace(x, topk, shape.with_rows(rows));
   if (!best) return best;
   WorkspaceCarver carver;
-  carver.take<typename Indexer::score_type>(static_cast<std::size_t>(rows) *
-                                            static_cast<std::size_t>(score_stride(shape.keys)));
-  return WorkspaceSize{carver.size().bytes + std::max(score->bytes, best->bytes)};
+  carver.take<typename Indexer::score_type>(saturating_area(rows, score_stride(shape.keys)));
+  return WorkspaceSize{std::min(max_workspace_bytes,
+                                carver.size().bytes + std::max(score->bytes, best->bytes))};
 }
 
 inline constexpr char const* select_workspace_name =
@@ -111,8 +111,7 @@ Status select(X const& x, Indexer const& indexer, TopK const& topk,
 
   index_t const stride = detail::score_stride(shape.keys);
   WorkspaceCarver carver(ws);
-  auto* const buffer = carver.take<Score>(static_cast<std::size_t>(*rows_per_pass) *
-                                          static_cast<std::size_t>(stride));
+  auto* const buffer = carver.take<Score>(saturating_area(*rows_per_pass, stride));
   return detail::for_each_pass(batch.count(), *rows_per_pass, [&](RowRange rows) noexcept {
     auto const scores =
         make_strided<X::space, Score, 2>(buffer, {rows.count, shape.keys}, {stride, 1});

@@ -140,10 +140,10 @@ class SelectionState {
     WorkspaceSize size;
   };
   static constexpr Carved carve(WorkspaceCarver carver, index_t rows, index_t top_k) noexcept {
-    auto const entries = static_cast<std::size_t>(rows) * static_cast<std::size_t>(top_k);
+    std::size_t const entries = saturating_area(rows, top_k);
     Blocks blocks;
     blocks.indices = carver.take<position_t>(entries);
-    blocks.counts = carver.take<position_t>(static_cast<std::size_t>(rows));
+    blocks.counts = carver.take<position_t>(saturating_area(rows, 1));
     blocks.slots = carver.take<position_t>(entries);
     return {blocks, carver.size()};
   }

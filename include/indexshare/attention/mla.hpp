@@ -64,6 +64,20 @@ inline constexpr bool is_mla<DenseMla<Q, F, O>> = true;
 
 }  // namespace detail
 
+/// What every back end asks of a shape, for its `attention_workspace`. Errors: bad_shape.
+template <class Policy>
+  requires detail::is_mla<Policy>
+constexpr Status check_shape(Policy const&, Shape const& shape) noexcept {
+  using namespace detail;
+  return first_failure(
+      {check_at_least("shape.heads", 1, shape.heads),
+       check_at_most("shape.heads", max_width, shape.heads),
+       check_at_least("shape.key_dim", 1, shape.key_dim),
+       check_at_most("shape.key_dim", max_width, shape.key_dim),
+       check_at_least("shape.value_dim", 1, shape.value_dim),
+       check_at_most("shape.value_dim against shape.key_dim", shape.key_dim, shape.value_dim)});
+}
+
 /// The checks that every back end shares, for its `attention_check`; a back end adds its own limits.
 /// Errors: bad_shape, bad_stride, missing_input, bad_value; `what` names the extent.
 template <Element Query, class KvFormat, Element Out, Space S>
@@ -73,9 +87,7 @@ Status check_inputs(MlaInputs<Query, KvFormat, S> const& in, MlaOutputs<Out, S> 
   bool const has_lse = out.lse.data_handle() != nullptr;
   bool const has_sink = in.sink.data_handle() != nullptr;
   return first_failure({
-      check_at_least("shape.heads", 1, shape.heads),
-      check_at_least("shape.value_dim", 1, shape.value_dim),
-      check_at_most("shape.value_dim against shape.key_dim", shape.key_dim, shape.value_dim),
+      check_shape(SparseMla<Query, KvFormat, Out>{}, shape),
       check_extent("rows of the attention queries", batch.count(), in.q.extent(0)),
       check_extent("heads of the attention queries", shape.heads, in.q.extent(1)),
       check_extent("lanes of the attention queries", shape.key_dim, in.q.extent(2)),

@@ -190,8 +190,9 @@ void for_each_panel(HostExec<PF> const& x, RowRange rows, Shape const& shape, Wo
 /// Scratch of every worker; does not grow with the rows or the keys.
 template <class PF, class Policy>
   requires detail::is_mla<Policy>
-Result<WorkspaceSize> attention_workspace(HostExec<PF> const& x, Policy,
+Result<WorkspaceSize> attention_workspace(HostExec<PF> const& x, Policy policy,
                                           Shape const& shape) noexcept {
+  if (Status const status = check_shape(policy, shape); !status.ok()) return refuse(status);
   WorkspaceCarver carver;
   for (int worker = 0; worker < x.parallel_for.concurrency(); ++worker) {
     detail::carve_attention(carver, shape.key_dim, shape.value_dim);

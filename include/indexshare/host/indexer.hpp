@@ -144,8 +144,10 @@ class ScoreRun {
 
 /// Scratch of every worker; does not grow with the rows.
 template <class PF, class Query, class KeyFormat>
-Result<WorkspaceSize> indexer_workspace(HostExec<PF> const& x, ReluDotIndexer<Query, KeyFormat>,
+Result<WorkspaceSize> indexer_workspace(HostExec<PF> const& x,
+                                        ReluDotIndexer<Query, KeyFormat> policy,
                                         Shape const& shape) noexcept {
+  if (Status const status = check_shape(policy, shape); !status.ok()) return refuse(status);
   WorkspaceCarver carver;
   for (int worker = 0; worker < x.parallel_for.concurrency(); ++worker) {
     detail::carve_score_scratch(carver, shape.index_heads, shape.index_dim);

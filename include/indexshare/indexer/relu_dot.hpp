@@ -27,14 +27,25 @@ struct ReluDotIndexer {
   };
 };
 
+/// What every back end asks of a shape, for its `indexer_workspace`. Errors: bad_shape.
+template <Element Query, class KeyFormat>
+constexpr Status check_shape(ReluDotIndexer<Query, KeyFormat> const&, Shape const& shape) noexcept {
+  using namespace detail;
+  return first_failure({check_at_least("shape.index_heads", 1, shape.index_heads),
+                        check_at_most("shape.index_heads", max_width, shape.index_heads),
+                        check_at_least("shape.index_dim", 1, shape.index_dim),
+                        check_at_most("shape.index_dim", max_width, shape.index_dim)});
+}
+
 /// The checks that every back end shares, for its `indexer_check`; a back end adds its own limits.
 /// Errors: bad_shape, bad_stride, missing_input, bad_value; `what` names the extent.
 template <Element Query, class KeyFormat, Space S>
-Status check_inputs(ReluDotIndexer<Query, KeyFormat> const&,
+Status check_inputs(ReluDotIndexer<Query, KeyFormat> const& policy,
                     typename ReluDotIndexer<Query, KeyFormat>::template inputs<S> const& in,
                     RowBatch<S> const& batch, Shape const& shape) noexcept {
   using namespace detail;
   return first_failure({
+      check_shape(policy, shape),
       check_extent("rows of the index queries", batch.count(), in.q.extent(0)),
       check_extent("heads of the index queries", shape.index_heads, in.q.extent(1)),
       check_extent("lanes of the index queries", shape.index_dim, in.q.extent(2)),
