@@ -220,8 +220,8 @@ constexpr PageTable<S> make_contiguous_table(Keys keys) noexcept {
 /// The query rows of one call: any mix of prefill chunks and decode rows of any requests.
 template <Space S>
 struct RowBatch {
-  LengthView<S> lengths;   ///< [rows] keys that the row sees: its causal bound in its own request
-  LengthView<S> requests;  ///< [rows] request of the row: its line of the page tables
+  LengthView<S> lengths{};   ///< [rows] keys that the row sees: its causal bound in its own request
+  LengthView<S> requests{};  ///< [rows] request of the row: its line of the page tables
   PageTable<S> index_pages{};  ///< of the index-key cache; unused by shared layers
   PageTable<S> kv_pages{};     ///< of the KV cache; the same for all layers of a share group
 

@@ -20,8 +20,8 @@ inline namespace v0 {
 template <class Indexer, class Attention, Space S>
 struct LayerInputs {
   cuda::std::optional<typename Indexer::template inputs<S>> indexer{};
-  typename Attention::template inputs<S> attention;
-  RowBatch<S> batch;
+  typename Attention::template inputs<S> attention{};
+  RowBatch<S> batch{};
   ForwardId id{};
 };
 

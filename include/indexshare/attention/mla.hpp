@@ -12,8 +12,8 @@ inline namespace v0 {
 /// Inputs of MLA in the absorbed form: one KV row per token serves all heads.
 template <Element Query, class KvFormat, Space S>
 struct MlaInputs {
-  QueryView<S, Query> q;       ///< [rows, heads, key_dim]: W_UK^T q_nope | q_rope
-  CacheView<S, KvFormat> kv;   ///< rows of key_dim lanes: latent | rope; value = first value_dim
+  QueryView<S, Query> q{};     ///< [rows, heads, key_dim]: W_UK^T q_nope | q_rope
+  CacheView<S, KvFormat> kv{}; ///< rows of key_dim lanes: latent | rope; value = first value_dim
   float scale = 0;             ///< of the logits; no default: d_qk^-0.5 of the model, not key_dim^-0.5
   SinkView<S> sink{};          ///< [heads] or empty: a learned logit that only takes weight away
 };
@@ -21,7 +21,7 @@ struct MlaInputs {
 /// Outputs of MLA. Rows without a visible key: out 0, lse -inf.
 template <Element Out, Space S>
 struct MlaOutputs {
-  OutputView<S, Out> out;  ///< [rows, heads, value_dim]
+  OutputView<S, Out> out{};  ///< [rows, heads, value_dim]
   LseView<S> lse{};        ///< [rows, heads] or empty; natural log, without the sink
 };
 

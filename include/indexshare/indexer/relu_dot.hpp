@@ -21,9 +21,9 @@ struct ReluDotIndexer {
 
   template <Space S>
   struct inputs {
-    QueryView<S, Query> q;         ///< [rows, index heads, index dim], rotated
-    HeadWeightView<S> weights;     ///< [rows, index heads], constants folded in; may be negative
-    CacheView<S, KeyFormat> keys;  ///< one row of index-dim lanes per token, rotated
+    QueryView<S, Query> q{};         ///< [rows, index heads, index dim], rotated
+    HeadWeightView<S> weights{};     ///< [rows, index heads], constants folded in; may be negative
+    CacheView<S, KeyFormat> keys{};  ///< one row of index-dim lanes per token, rotated
   };
 };
 
