@@ -12,19 +12,31 @@
 namespace indexshare {
 inline namespace v0 {
 
+namespace detail {
+
+/// What the slots of a group are made from.
+template <Space S>
+Status check_plan_batch(RowBatch<S> const& batch, index_t rows) noexcept {
+  return first_failure(
+      {check_extent("rows of batch.lengths against the selection", rows, batch.count()),
+       check_extent("rows of batch.requests", rows, batch.requests.extent(0)),
+       check_readable("batch.requests", batch.requests),
+       check_at_least("batch.kv_pages.page_size", 1, batch.kv_pages.page_size),
+       check_readable("batch.kv_pages", batch.kv_pages.pages)});
+}
+
+}  // namespace detail
+
 /// Maps the selection in `state` to slots of the batch's KV pages. A full layer does it itself;
 /// call it again only for a layer whose KV lies in another page table than its group's.
 ///
-/// Errors: bad_shape when the batch has another row count than the selection.
+/// Errors: bad_shape when the batch has another row count than the selection; bad_shape, bad_stride
+/// or missing_input for its requests and page table.
 template <Executor X>
 Status plan_group(X const& x, RowBatch<X::space> const& batch,
                   SelectionState<X::space>& state) noexcept {
   index_t const rows = state.tag().rows;
-  if (Status const status = detail::first_failure(
-          {detail::check_extent("rows of batch.lengths against the selection", rows,
-                                batch.count()),
-           detail::check_extent("rows of batch.requests", rows, batch.requests.extent(0))});
-      !status.ok()) {
+  if (Status const status = detail::check_plan_batch(batch, rows); !status.ok()) {
     return status;
   }
   if (Status const status = map_slots(x, state.selection(), batch.requests, batch.kv_pages,
@@ -50,7 +62,7 @@ Status take_selection(X const& x, SelectionView<X::space, position_t const> cons
            check_extent("rows of the selection's counts", from.indices.extent(0),
                         from.counts.extent(0)),
            check_at_most("rows for the state's capacity", to.rows(), count),
-           check_extent("rows of the batch against the selection", count, batch.count()),
+           check_plan_batch(batch, count),
            check_readable("indices of the selection", from.indices),
            check_readable("counts of the selection", from.counts)});
       !status.ok()) {
@@ -87,14 +99,15 @@ Status import_selection(X const& x, SelectionView<X::space, position_t const> co
 ///
 /// @param rows   [draft rows] row numbers in `from`
 /// @param batch  one row per request; its requests and KV pages give the new group plan
-/// Errors: bad_value when `from` and `to` are one state (rows would overwrite each other) or, on
-/// the host, when a row number is outside the selection; stale_selection when `from` is empty.
+/// Errors: bad_value when `from` and `to` lie over the same memory (rows would overwrite each
+/// other) or, on the host, when a row number is outside the selection; stale_selection when `from`
+/// is empty.
 template <Executor X>
 Status compact_selection(X const& x, SelectionState<X::space> const& from,
                          LengthView<X::space> const& rows, ForwardId id,
                          RowBatch<X::space> const& batch, SelectionState<X::space>& to) noexcept {
-  if (&from == &to) {
-    return failure(Errc::bad_value, "compact_selection needs two states, got the same one twice");
+  if (from.same_memory(to)) {
+    return failure(Errc::bad_value, "compact_selection needs two states over memory of their own");
   }
   if (from.tag().source_layer == no_position) {
     return failure(Errc::stale_selection, "compact_selection from a state without a selection");

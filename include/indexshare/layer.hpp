@@ -155,14 +155,14 @@ struct SparseAttentionLayer {
       return status;
     }
     if constexpr (Attention::reads_selection) {
-      if (Status const status = check_role(x, in, state, ws); !status.ok()) return status;
+      if (Status const status = check_role(x, in, state); !status.ok()) return status;
     }
-    return check_workspace(x, in.batch.count(), ws);
+    return check_workspace(x, ws);
   }
 
   template <Executor X>
-  Status check_role(X const& x, inputs<X::space> const& in, SelectionState<X::space> const& state,
-                    Workspace ws) const noexcept {
+  Status check_role(X const& x, inputs<X::space> const& in,
+                    SelectionState<X::space> const& state) const noexcept {
     std::int32_t const from = source();
     if (from == no_source) return failure(Errc::bad_schedule, "the share policy has no source");
     if (from > layer) {
@@ -177,11 +177,11 @@ struct SparseAttentionLayer {
         !status.ok()) {
       return status;
     }
-    return from == layer ? check_full(x, in, ws) : check_shared(in, state);
+    return from == layer ? check_full(x, in) : check_shared(in, state);
   }
 
   template <Executor X>
-  Status check_full(X const& x, inputs<X::space> const& in, Workspace ws) const noexcept {
+  Status check_full(X const& x, inputs<X::space> const& in) const noexcept {
     if (!in.indexer) {
       return failure(Errc::missing_input, "a full layer needs indexer inputs");
     }
@@ -194,12 +194,7 @@ struct SparseAttentionLayer {
         !status.ok()) {
       return status;
     }
-    if (Status const status = indexer_check(x, indexer, *in.indexer, in.batch, shape);
-        !status.ok()) {
-      return status;
-    }
-    Result<WorkspaceSize> const need = select_workspace(x, indexer, topk, shape, ws.bytes);
-    return need ? Status{} : need.error();
+    return indexer_check(x, indexer, *in.indexer, in.batch, shape);
   }
 
   template <Space S>
@@ -220,15 +215,14 @@ struct SparseAttentionLayer {
   }
 
   template <Executor X>
-  Status check_workspace(X const& x, index_t rows, Workspace ws) const noexcept {
+  Status check_workspace(X const& x, Workspace ws) const noexcept {
     if (std::size_t const past = misalignment(ws.data); past != 0) {
       return failure(Errc::bad_value, "alignment of the workspace (got: bytes past a multiple)",
                      static_cast<std::int64_t>(workspace_alignment),
                      static_cast<std::int64_t>(past));
     }
-    Result<index_t> const fits =
-        detail::rows_that_fit(attention_workspace_name, rows, ws.bytes, attention_size(x));
-    if (!fits) return fits.error();
+    Result<WorkspaceSize> const need = workspace(x, ws.bytes);
+    if (!need) return need.error();
     return ws.data == nullptr && ws.bytes > 0
                ? failure(Errc::missing_input, "memory of the workspace")
                : Status{};

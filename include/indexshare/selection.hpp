@@ -79,6 +79,12 @@ class SelectionState {
   /// Lays a state out over `memory`, which stays the caller's and is not touched here.
   static Result<SelectionState> make(Workspace memory, Rows rows, TopK top_k) noexcept {
     if (rows.n < 0) return refuse(failure(Errc::bad_value, "rows of a SelectionState", 0, rows.n));
+    if (rows.n > max_position) {
+      return refuse(failure(Errc::bad_value, "rows of a SelectionState", max_position, rows.n));
+    }
+    if (top_k.n > max_position) {
+      return refuse(failure(Errc::bad_value, "top_k of a SelectionState", max_position, top_k.n));
+    }
     if (top_k.n < 1) return refuse(failure(Errc::bad_value, "top_k of a SelectionState", 1, top_k.n));
     WorkspaceSize const need = size(rows, top_k);
     if (memory.data == nullptr || memory.bytes < need.bytes) {
@@ -97,6 +103,11 @@ class SelectionState {
     state.rows_ = rows.n;
     state.top_k_ = top_k.n;
     return state;
+  }
+
+  /// Whether both lie over the same memory; copies of a state do.
+  constexpr bool same_memory(SelectionState const& other) const noexcept {
+    return blocks_.indices == other.blocks_.indices;
   }
 
   constexpr index_t rows() const noexcept { return rows_; }
