@@ -41,10 +41,10 @@ TEMPLATE_LIST_TEST_CASE("attention: bad inputs are refused by name, outputs unto
   Call const good{memory.inputs(), memory.outputs(), memory.batch(), c.shape()};
   auto const check = [](Call const& call) {
     TestType const x{};
-    Status const sparse = attention_check(x, SparseMla<float, Format>{}, call.in, call.out,
-                                          call.batch, call.shape);
-    Status const dense = attention_check(x, DenseMla<float, Format>{}, call.in, call.out,
-                                         call.batch, call.shape);
+    Status const sparse =
+        attention_check(x, SparseMla<float, Format>{}, call.in, call.out, call.batch, call.shape);
+    Status const dense =
+        attention_check(x, DenseMla<float, Format>{}, call.in, call.out, call.batch, call.shape);
     CHECK(sparse.code == dense.code);
     return sparse;
   };
@@ -74,9 +74,11 @@ TEMPLATE_LIST_TEST_CASE("attention: bad inputs are refused by name, outputs unto
           "lanes of the attention queries", 10, 9);
   refuses([&](Call& x) { x.in.q = dense3(static_cast<float const*>(nullptr), 2, 3, 10); },
           Errc::missing_input, "attention queries", 0, 0);
-  refuses([&](Call& x) {
-    x.in.q = make_strided<host, float const, 3>(q, {2, 3, 10}, {60, 20, 2});
-  }, Errc::bad_stride, "attention queries", 1, 2);
+  refuses(
+      [&](Call& x) {
+        x.in.q = make_strided<host, float const, 3>(q, {2, 3, 10}, {60, 20, 2});
+      },
+      Errc::bad_stride, "attention queries", 1, 2);
   refuses([&](Call& x) { x.out.out = dense3(out, 3, 3, 8); }, Errc::bad_shape,
           "rows of the attention output", 2, 3);
   refuses([&](Call& x) { x.out.out = dense3(out, 2, 4, 8); }, Errc::bad_shape,
@@ -85,8 +87,11 @@ TEMPLATE_LIST_TEST_CASE("attention: bad inputs are refused by name, outputs unto
           "lanes of the attention output", 8, 7);
   refuses([&](Call& x) { x.out.out = dense3(static_cast<float*>(nullptr), 2, 3, 8); },
           Errc::missing_input, "attention output", 0, 0);
-  refuses([&](Call& x) { x.out.out = make_strided<host, float, 3>(out, {2, 3, 8}, {48, 16, 2}); },
-          Errc::bad_stride, "attention output", 1, 2);
+  refuses(
+      [&](Call& x) {
+        x.out.out = make_strided<host, float, 3>(out, {2, 3, 8}, {48, 16, 2});
+      },
+      Errc::bad_stride, "attention output", 1, 2);
   refuses([&](Call& x) { x.out.lse = make_lse<host>(lse, Rows{1}, Heads{3}); }, Errc::bad_shape,
           "rows of lse", 2, 1);
   refuses([&](Call& x) { x.out.lse = make_lse<host>(lse, Rows{2}, Heads{2}); }, Errc::bad_shape,
@@ -135,8 +140,8 @@ TEST_CASE("attention: an fp8 latent that does not fit the lanes is refused", "[a
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("validate: reports every kind of what the kernels tolerate",
-                        "[selection]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("validate: reports every kind of what the kernels tolerate", "[selection]",
+                        test::Executors) {
   struct Plan {
     std::vector<position_t> slots;
     std::vector<position_t> counts;
@@ -152,11 +157,13 @@ TEMPLATE_LIST_TEST_CASE("validate: reports every kind of what the kernels tolera
                     10, make_lengths<host>(p.lengths.data(), Rows{rows}), shape);
   };
   CHECK(report({{0, 3, 9, 5, 2, -1, -1, -1}, {4, 1}, {20, 0}}) == SelectionReport{});
-  CHECK(report({{0, 0, -1, -1, 1, 99, 99, 1}, {1, 1}, {1, 1}}) == SelectionReport{});  // past counts
+  CHECK(report({{0, 0, -1, -1, 1, 99, 99, 1}, {1, 1}, {1, 1}}) ==
+        SelectionReport{});  // past counts
 
   SelectionReport const outside = report({{-1, 10, 2, std::numeric_limits<position_t>::max(),
                                            std::numeric_limits<position_t>::min(), 1, 2, 3},
-                                          {4, 4}, {5, 5}});
+                                          {4, 4},
+                                          {5, 5}});
   CHECK((outside.outside == 4 && outside.duplicates == 0));
   CHECK((outside.bad_counts == 0 && outside.bad_lengths == 0));
 
@@ -164,10 +171,12 @@ TEMPLATE_LIST_TEST_CASE("validate: reports every kind of what the kernels tolera
   SelectionReport const duplicates = report({{7, 7, 7, 1, -1, -1, 2, 2}, {4, 4}, {5, 5}});
   CHECK((duplicates.duplicates == 3 && duplicates.outside == 2));
 
-  SelectionReport const counts = report({{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3}, {-1, 5, 4}, {4, 4, 4}});
+  SelectionReport const counts =
+      report({{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3}, {-1, 5, 4}, {4, 4, 4}});
   CHECK((counts.bad_counts == 2 && counts.outside == 0 && counts.duplicates == 0));
 
-  SelectionReport const lengths = report({{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3}, {1, 1, 1}, {-1, 21, 20}});
+  SelectionReport const lengths =
+      report({{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3}, {1, 1, 1}, {-1, 21, 20}});
   CHECK((lengths.bad_lengths == 2 && lengths.bad_counts == 0));
 
   SelectionReport const all = report({{3, 3, 11, 0}, {9}, {21}});

@@ -60,8 +60,8 @@ void check_both(X const& x, AttentionCase<Query, Format> const& c) {
 
 }  // namespace
 
-TEMPLATE_LIST_TEST_CASE("attention: every element type of queries, KV and output",
-                        "[attention]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("attention: every element type of queries, KV and output", "[attention]",
+                        test::Executors) {
   TestType const x{};
   check_both<float>(x, scattered<float, format::Plain<float>>(3, 40, 32));
   check_both<bf16>(x, scattered<bf16, format::Plain<bf16>>(3, 40, 32));
@@ -72,8 +72,8 @@ TEMPLATE_LIST_TEST_CASE("attention: every element type of queries, KV and output
   check_both<float>(x, scattered<fp16, format::LatentE4m3>(3, 40, 32, {32, 16}));
 }
 
-TEMPLATE_LIST_TEST_CASE("attention: the shape of GLM and DeepSeek, 512 + 64 lanes",
-                        "[attention]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("attention: the shape of GLM and DeepSeek, 512 + 64 lanes", "[attention]",
+                        test::Executors) {
   AttentionCase<bf16, format::LatentE4m3> c(
       16, 512, 80, {.requests = 1, .keys = 96, .lanes = 576, .page_size = 64});
   c.scale = 0.0721687824f;  // 192^-0.5, not 576^-0.5
@@ -87,8 +87,8 @@ TEMPLATE_LIST_TEST_CASE("attention: dimensions that no vector width divides", "[
   struct Dims {
     index_t key, value;
   };
-  for (auto const [key, value] :
-       {Dims{1, 1}, Dims{5, 5}, Dims{7, 3}, Dims{17, 16}, Dims{33, 20}, Dims{48, 48}, Dims{65, 1}}) {
+  for (auto const [key, value] : {Dims{1, 1}, Dims{5, 5}, Dims{7, 3}, Dims{17, 16}, Dims{33, 20},
+                                  Dims{48, 48}, Dims{65, 1}}) {
     INFO("key_dim " << key << ", value_dim " << value);
     check_both<float>(TestType{}, scattered<float, format::Plain<float>>(2, key, value));
   }
@@ -106,7 +106,8 @@ TEMPLATE_LIST_TEST_CASE("attention: every kind of cache gives the same bits", "[
                         test::Executors) {
   auto const build = [](index_t page_size, std::uint64_t seed) {
     AttentionCase<bf16, format::Plain<bf16>> c(
-        5, 24, 100, {.requests = 3, .keys = 128, .lanes = 32, .page_size = page_size, .seed = seed});
+        5, 24, 100,
+        {.requests = 3, .keys = 128, .lanes = 32, .page_size = page_size, .seed = seed});
     write_all(c, 120, 9);
     Random random(10);
     for (position_t request = 0; request < 3; ++request) {
@@ -154,9 +155,10 @@ TEMPLATE_LIST_TEST_CASE("attention: a row's bits do not depend on its batch", "[
     alone.lengths = {c.lengths[r]};
     alone.requests = {c.requests[r]};
     auto const one = run_attention<bf16>(TestType{}, alone);
-    CHECK(same_bits(one.out, std::vector<bf16>(
-                                 together.out.begin() + static_cast<std::ptrdiff_t>(r * per_row),
-                                 together.out.begin() + static_cast<std::ptrdiff_t>((r + 1) * per_row))));
+    CHECK(same_bits(
+        one.out,
+        std::vector<bf16>(together.out.begin() + static_cast<std::ptrdiff_t>(r * per_row),
+                          together.out.begin() + static_cast<std::ptrdiff_t>((r + 1) * per_row))));
   }
 }
 
@@ -215,8 +217,7 @@ TEMPLATE_LIST_TEST_CASE("attention: fits the concept on every executor", "[atten
   SUCCEED();
 }
 
-TEMPLATE_LIST_TEST_CASE("attention: a pass writes its rows only", "[attention]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("attention: a pass writes its rows only", "[attention]", test::Executors) {
   using Policy = SparseMla<float, format::Plain<float>>;
   auto const c = scattered<float, format::Plain<float>>(2, 20, 20);
   TestType const x{};
@@ -302,8 +303,7 @@ TEMPLATE_LIST_TEST_CASE("attention: extreme sinks and rows without keys", "[atte
   for (std::size_t i = 0; i < 64; ++i) CHECK(got.out[2 * 64 + i] == 0.0f);  // the row without keys
 }
 
-TEMPLATE_LIST_TEST_CASE("attention: large logits do not overflow", "[attention]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("attention: large logits do not overflow", "[attention]", test::Executors) {
   for (float const size : {1e4f, 1e9f, -1e9f}) {
     Fp32 c(1, 1, 130, {.requests = 1, .keys = 130, .lanes = 2});
     for (index_t s = 0; s < 130; ++s) {

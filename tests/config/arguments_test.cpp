@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "../../examples/programs/arguments.hpp"
+#include "arguments.hpp"
 
 using namespace programs;
 

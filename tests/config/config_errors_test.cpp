@@ -81,7 +81,9 @@ TEST_CASE("CFG-SCHED R005 R014: wrong lengths are refused with both numbers") {
     CAPTURE(letters);
     Json config = small_glm_by_freq();
     config["index_topk_pattern"] = letters;
-    CHECK(refused(config).path == "$.index_topk_pattern");
+    io::ConfigError const error = refused(config);
+    CHECK(error.path == "$.index_topk_pattern");
+    CHECK(error.value == std::to_string(std::string(letters).size()) + " letters");
     config["index_topk_pattern"] = roles(letters);
     CHECK(refused(config).path == "$.index_topk_pattern");
   }
@@ -316,7 +318,8 @@ TEST_CASE("ROPE: rotary options that are not followed are refused") {
   Json idle = small_glm();
   idle["rope_parameters"]["factor"] = 4;  // with rope_type default it would be ignored
   CHECK(refused(idle).path == "$.rope_parameters.factor");
-  CHECK(refused(glm_with("rope_parameters", 3)).path == "$.rope_parameters");
+  for (Json const& no_object : {Json(3), Json::array(), Json("default")})
+    CHECK(refused(glm_with("rope_parameters", no_object)).path == "$.rope_parameters");
   CHECK(refused(glm_with("rope_ratio", 2)).path == "$.rope_ratio");
 }
 

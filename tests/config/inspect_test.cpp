@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "../../examples/programs/inspect.hpp"
 #include "config_cases.hpp"
+#include "inspect.hpp"
 
 using Catch::Approx;
 

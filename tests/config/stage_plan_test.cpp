@@ -27,6 +27,10 @@ static_assert(upper_half.import_source() == 38);
 static_assert(upper_half.index_cache_slot(42).value() == 0);
 static_assert(upper_half.index_caches() == 10);
 
+// While compiling, a look outside the plan's tables would be an error, not just a wrong answer.
+static_assert(!glm52.needs_import(-1) && !glm52.needs_import(100000));
+static_assert(!glm52.stage(-1, 5, StageStart::own) && !upper_half.index_cache_slot(-1));
+
 }  // namespace
 
 TEST_CASE("SHARE-PP R096: a cut needs the selection exactly where it tears a group apart") {

@@ -72,8 +72,7 @@ double value_of(std::uint32_t bits) {
   } else if (exponent == 0) {
     magnitude = std::ldexp(mantissa, 1 - bias - D::mantissa_bits);
   } else {
-    magnitude = std::ldexp((1u << D::mantissa_bits) + mantissa,
-                           exponent - bias - D::mantissa_bits);
+    magnitude = std::ldexp((1u << D::mantissa_bits) + mantissa, exponent - bias - D::mantissa_bits);
   }
   return bits >= code_count<T> / 2 ? -magnitude : magnitude;
 }
@@ -143,8 +142,8 @@ TEMPLATE_TEST_CASE("element: every code widens to the value of its definition", 
   for (std::uint32_t bits = 0; bits < code_count<TestType>; ++bits) {
     double const want = value_of<TestType>(bits);
     auto const got = static_cast<double>(to_float(code<TestType>(bits)));
-    bool const same = std::isnan(want) ? std::isnan(got)
-                                       : got == want && std::signbit(got) == std::signbit(want);
+    bool const same =
+        std::isnan(want) ? std::isnan(got) : got == want && std::signbit(got) == std::signbit(want);
     wrong += same ? 0 : 1;
   }
   CHECK(wrong == 0);
@@ -197,10 +196,10 @@ TEST_CASE("element: overflow goes to infinity, in e4m3 to the largest value", "[
   CHECK(to_float(from_float<e4m3>(-infinity)) == -448.0f);
 }
 
-TEMPLATE_TEST_CASE("element: NaN stays NaN, whatever its payload and sign", "[element]", bf16,
-                   fp16, e4m3) {
-  for (std::uint32_t const bits : {0x7F800001u, 0x7FC00000u, 0x7FFFFFFFu, 0xFF800001u, 0xFFFFFFFFu,
-                                   0x7F80FFFFu}) {
+TEMPLATE_TEST_CASE("element: NaN stays NaN, whatever its payload and sign", "[element]", bf16, fp16,
+                   e4m3) {
+  for (std::uint32_t const bits :
+       {0x7F800001u, 0x7FC00000u, 0x7FFFFFFFu, 0xFF800001u, 0xFFFFFFFFu, 0x7F80FFFFu}) {
     CHECK(std::isnan(to_float(from_float<TestType>(std::bit_cast<float>(bits)))));
   }
 }

@@ -29,6 +29,7 @@ using namespace indexshare;
 using test::check_scores;
 using test::IndexerCase;
 using test::IndexerInputs;
+using test::one_hot;
 using test::Random;
 using test::Row;
 using test::run_scores;
@@ -38,12 +39,6 @@ namespace {
 
 using Fp32 = IndexerCase<float, format::Plain<float>>;
 using Bf16 = IndexerCase<bf16, format::Plain<bf16>>;
-
-std::vector<float> one_hot(index_t n, index_t at, float value = 1) {
-  std::vector<float> lanes(static_cast<std::size_t>(n), 0.0f);
-  lanes[static_cast<std::size_t>(at)] = value;
-  return lanes;
-}
 
 /// Rows of random lengths over requests that are longer than a few blocks of keys.
 Bf16 mixed_case(index_t page_size) {
@@ -60,8 +55,7 @@ Bf16 mixed_case(index_t page_size) {
 }
 
 template <class Query, class Format>
-void copy_row(IndexerCase<Query, Format> const& from, index_t row,
-              IndexerCase<Query, Format>& to) {
+void copy_row(IndexerCase<Query, Format> const& from, index_t row, IndexerCase<Query, Format>& to) {
   auto const q = from.query(row);
   auto const w = from.weights(row);
   auto const r = static_cast<std::size_t>(row);
@@ -174,8 +168,8 @@ TEST_CASE("indexer: two calls in flight with two workspaces", "[indexer]") {
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("MEM R138: the selection does not depend on the budget",
-                        "[indexer][fault]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("MEM R138: the selection does not depend on the budget", "[indexer][fault]",
+                        test::Executors) {
   auto const c = mixed_case(16);
   auto const want = run_select(TestType{}, c, 40);
   using Policy = Bf16::Policy;
@@ -192,8 +186,8 @@ TEMPLATE_LIST_TEST_CASE("MEM R138: the selection does not depend on the budget",
   CHECK(run_select(TestType{}, c, 40, 0) == want);
 }
 
-TEMPLATE_LIST_TEST_CASE("MEM R138: 64 rows of 16384 keys in a quarter of a MiB",
-                        "[indexer][fault]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("MEM R138: 64 rows of 16384 keys in a quarter of a MiB", "[indexer][fault]",
+                        test::Executors) {
   IndexerCase<bf16, format::IndexKeyE4m3> c(
       1, {.requests = 1, .keys = 16384, .lanes = 16, .page_size = 64});
   c.keys.write_random(0, 0, 16384, 1);
@@ -256,7 +250,8 @@ TEMPLATE_LIST_TEST_CASE("ADDR R038: lengths around groups of pages", "[indexer][
     for (index_t const page_size : {0, 4}) {
       Fp32 c(1, {.requests = 1, .keys = 600, .lanes = 4, .page_size = page_size, .seed = 38});
       for (index_t s = 0; s < boundary + 2; ++s) {
-        c.keys.write(0, s, one_hot(4, 1, s == boundary - 1 ? 2.0f : 1.0f / static_cast<float>(s + 2)));
+        c.keys.write(0, s,
+                     one_hot(4, 1, s == boundary - 1 ? 2.0f : 1.0f / static_cast<float>(s + 2)));
       }
       for (index_t const length : {boundary - 1, boundary, boundary + 1}) {
         c.add_row(static_cast<position_t>(length), 0, one_hot(4, 1), {1});
@@ -303,7 +298,8 @@ TEMPLATE_LIST_TEST_CASE("ADDR R048: rows after the first chunk use their own wei
     for (index_t const chunk : {1, 2, 3}) {
       remove_rows(c);
       for (index_t row = 0; row <= chunk; ++row) {
-        c.add_row(2, 0, {1, 0, 0, 1}, row < chunk ? std::vector<float>{1, 0} : std::vector<float>{0, 1});
+        c.add_row(2, 0, {1, 0, 0, 1},
+                  row < chunk ? std::vector<float>{1, 0} : std::vector<float>{0, 1});
       }
       using Policy = typename decltype(c)::Policy;
       auto const budget = select_workspace(TestType{}, Policy{}, RadixTopK{},
@@ -363,8 +359,8 @@ TEMPLATE_LIST_TEST_CASE("LEN R051: vector V13, chunked prefill selects what a wh
     std::sort(row.indices.begin(), row.indices.begin() + row.count);
     want.push_back(row);
   }
-  for (auto const& chunks : {std::vector<index_t>{12}, std::vector<index_t>{5, 4, 3},
-                             std::vector<index_t>{7, 5}}) {
+  for (auto const& chunks :
+       {std::vector<index_t>{12}, std::vector<index_t>{5, 4, 3}, std::vector<index_t>{7, 5}}) {
     Fp32 c(1, {.requests = 1, .keys = 16, .lanes = tokens, .page_size = 4});
     std::vector<Row> got;
     index_t start = 0;
@@ -412,7 +408,8 @@ TEMPLATE_LIST_TEST_CASE("ADDR R071: a score matrix wider than the page table rea
   TestType const x{};
   test::Scratch workspace(*indexer_workspace(x, Fp32::Policy{}, shape));
   REQUIRE(indexer_score(x, Fp32::Policy{}, memory.inputs(), memory.batch(), {{0, 4}, 1},
-                        make_scores<Space::host>(scores.data(), Rows{4}, Keys{128}), workspace.get())
+                        make_scores<Space::host>(scores.data(), Rows{4}, Keys{128}),
+                        workspace.get())
               .ok());
   index_t wrong = 0;
   for (index_t r = 0; r < 4; ++r) {
@@ -505,8 +502,7 @@ TEMPLATE_LIST_TEST_CASE("INT32 R142: blocks of keys more than 2^31 elements apar
 
 // ---- Refusals
 
-TEMPLATE_LIST_TEST_CASE("indexer: bad inputs are refused by name", "[indexer]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("indexer: bad inputs are refused by name", "[indexer]", test::Executors) {
   Fp32 c(3, {.requests = 2, .keys = 8, .lanes = 16, .page_size = 4});
   for (int row = 0; row < 4; ++row) c.add_random_row(8, 0, 1);
   IndexerInputs<float, format::Plain<float>> const memory(c);
@@ -526,10 +522,11 @@ TEMPLATE_LIST_TEST_CASE("indexer: bad inputs are refused by name", "[indexer]",
   using test::Guarded;
   float const* const data = memory.inputs().q.data_handle();
   auto const q = [&](float const* p, index_t rows, index_t heads, index_t lanes, index_t step = 1) {
-    return make_strided<Space::host, float const, 3>(
-        p, {rows, heads, lanes}, {heads * lanes * step, lanes * step, step});
+    return make_strided<Space::host, float const, 3>(p, {rows, heads, lanes},
+                                                     {heads * lanes * step, lanes * step, step});
   };
-  REQUIRE(indexer_check(TestType{}, Fp32::Policy{}, memory.inputs(), memory.batch(), c.shape(2)).ok());
+  REQUIRE(
+      indexer_check(TestType{}, Fp32::Policy{}, memory.inputs(), memory.batch(), c.shape(2)).ok());
   refuses([&](auto& in, auto&, auto&) { in.q = q(data, 3, 3, 16); }, Errc::bad_shape,
           "rows of the index queries", 4, 3);
   refuses([&](auto& in, auto&, auto&) { in.q = q(data, 4, 2, 16); }, Errc::bad_shape,
@@ -540,15 +537,15 @@ TEMPLATE_LIST_TEST_CASE("indexer: bad inputs are refused by name", "[indexer]",
           "index queries", 0, 0);
   refuses([&](auto& in, auto&, auto&) { in.q = q(data, 4, 3, 16, 2); }, Errc::bad_stride,
           "index queries", 1, 2);
-  refuses([&](auto& in, auto&, auto&) {
-    in.weights = make_head_weights<Space::host>(data, Rows{5}, Heads{3});
-  }, Errc::bad_shape, "rows of the head weights", 4, 5);
-  refuses([&](auto& in, auto&, auto&) {
-    in.weights = make_head_weights<Space::host>(data, Rows{4}, Heads{4});
-  }, Errc::bad_shape, "heads of the head weights", 3, 4);
-  refuses([&](auto& in, auto&, auto&) {
-    in.weights = make_head_weights<Space::host>(nullptr, Rows{4}, Heads{3});
-  }, Errc::missing_input, "head weights", 0, 0);
+  refuses([&](auto& in, auto&,
+              auto&) { in.weights = make_head_weights<Space::host>(data, Rows{5}, Heads{3}); },
+          Errc::bad_shape, "rows of the head weights", 4, 5);
+  refuses([&](auto& in, auto&,
+              auto&) { in.weights = make_head_weights<Space::host>(data, Rows{4}, Heads{4}); },
+          Errc::bad_shape, "heads of the head weights", 3, 4);
+  refuses([&](auto& in, auto&,
+              auto&) { in.weights = make_head_weights<Space::host>(nullptr, Rows{4}, Heads{3}); },
+          Errc::missing_input, "head weights", 0, 0);
   refuses([&](auto& in, auto&, auto&) { in.keys.lanes = 8; }, Errc::bad_shape,
           "lanes of the index-key cache", 16, 8);
   refuses([&](auto& in, auto&, auto&) { in.keys.block_size = 1; }, Errc::bad_shape,

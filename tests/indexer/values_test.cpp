@@ -18,6 +18,7 @@
 using namespace indexshare;
 using test::check_scores;
 using test::IndexerCase;
+using test::one_hot;
 using test::Row;
 using test::run_scores;
 using test::run_select;
@@ -45,12 +46,6 @@ void for_each_format(F const& f) {
 }
 
 using Fp32 = IndexerCase<float, format::Plain<float>>;
-
-std::vector<float> one_hot(index_t n, index_t at, float value = 1) {
-  std::vector<float> lanes(static_cast<std::size_t>(n), 0.0f);
-  lanes[static_cast<std::size_t>(at)] = value;
-  return lanes;
-}
 
 void append(std::vector<float>& to, std::vector<float> const& from) {
   to.insert(to.end(), from.begin(), from.end());
@@ -110,11 +105,11 @@ TEMPLATE_LIST_TEST_CASE("SCALE R030: scores are returned as defined, without a c
   CHECK(run_scores(TestType{}, c)[0] == std::vector<float>{8, 2});
 }
 
-TEMPLATE_LIST_TEST_CASE("SCALE R031: an e4m3 query's scale goes with its head",
-                        "[indexer][fault]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("SCALE R031: an e4m3 query's scale goes with its head", "[indexer][fault]",
+                        test::Executors) {
   // integer codes; q scales 0.5 and 4 in the weights (1 and 3), key scale 0.25
   IndexerCase<e4m3, format::IndexKeyE4m3> c(2, {.requests = 1, .keys = 2, .lanes = 2});
-  c.keys.write(0, 0, std::vector<float>{448 * 0.25f, -2 * 0.25f});  // codes 448, -2
+  c.keys.write(0, 0, std::vector<float>{448 * 0.25f, -2 * 0.25f});   // codes 448, -2
   c.keys.write(0, 1, std::vector<float>{-64 * 0.25f, 448 * 0.25f});  // codes -64, 448
   c.add_row(2, 0, {3, 1, -1, 2}, {1 * 0.5f, 3 * 4.0f});
   // head 0: 3*112 - 0.5 = 335.5 and -48 + 112 = 64; head 1: -112 - 1 -> 0 and 16 + 224 = 240
@@ -155,7 +150,8 @@ TEMPLATE_LIST_TEST_CASE("LEN R053: negative scores are selected, padding is not"
                         "[indexer][fault]", test::Executors) {
   Fp32 c(1, {.requests = 1, .keys = 8, .lanes = 1});
   for (index_t s = 0; s < 3; ++s) {
-    c.keys.write(0, s, std::vector<float>{std::vector<float>{5, 3, 4}[static_cast<std::size_t>(s)]});
+    c.keys.write(0, s,
+                 std::vector<float>{std::vector<float>{5, 3, 4}[static_cast<std::size_t>(s)]});
   }
   c.add_row(3, 0, {1}, {-1});
   CHECK(run_scores(TestType{}, c)[0] == std::vector<float>{-5, -3, -4});
@@ -183,8 +179,8 @@ TEMPLATE_LIST_TEST_CASE("indexer: one-hots in every format and page size", "[ind
   });
 }
 
-TEMPLATE_LIST_TEST_CASE("indexer: scores are within fp32 rounding of the definition",
-                        "[indexer]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("indexer: scores are within fp32 rounding of the definition", "[indexer]",
+                        test::Executors) {
   for_each_format([](auto types) {
     using T = decltype(types);
     for (index_t const heads : {1, 5, 32}) {
@@ -212,12 +208,14 @@ TEMPLATE_LIST_TEST_CASE("indexer: dimensions that no vector width divides", "[in
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("indexer: strided queries, weights, lengths and requests", "[indexer]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("indexer: strided queries, weights, lengths and requests", "[indexer]",
+                        test::Executors) {
   IndexerCase<bf16, format::Plain<bf16>> c(
       5, {.requests = 2, .keys = 80, .lanes = 16, .page_size = 16});
   for (index_t r = 0; r < 2; ++r) c.keys.write_random(r, 0, 80, 3);
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
-    c.add_random_row(static_cast<position_t>(75 + seed % 5), static_cast<position_t>(seed % 2), seed);
+    c.add_random_row(static_cast<position_t>(75 + seed % 5), static_cast<position_t>(seed % 2),
+                     seed);
   }
   auto const want = run_scores(TestType{}, c);
   check_scores(c, want);
@@ -226,12 +224,12 @@ TEMPLATE_LIST_TEST_CASE("indexer: strided queries, weights, lengths and requests
   CHECK(run_scores(TestType{}, c, {.weight_pad = 3}) == want);
   CHECK(run_scores(TestType{}, c, {.length_step = 3}) == want);
   CHECK(run_scores(TestType{}, c, {.head_major = true}) == want);
-  CHECK(run_scores(TestType{}, c, {.head_pad = 1, .row_pad = 2, .weight_pad = 5, .length_step = 2}) ==
-        want);
+  CHECK(run_scores(TestType{}, c,
+                   {.head_pad = 1, .row_pad = 2, .weight_pad = 5, .length_step = 2}) == want);
 }
 
-TEMPLATE_LIST_TEST_CASE("indexer: a NaN key gives a NaN score and harms no other key",
-                        "[indexer]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("indexer: a NaN key gives a NaN score and harms no other key", "[indexer]",
+                        test::Executors) {
   Fp32 c(2, {.requests = 1, .keys = 100, .lanes = 8, .page_size = 4});
   c.keys.write_random(0, 0, 100, 4);
   c.add_random_row(100, 0, 9);

@@ -109,8 +109,7 @@ TEMPLATE_LIST_TEST_CASE("MTP R112: rows may be taken in any order, and more than
   REQUIRE_THAT(step1.run(0, in), succeeded());
   for (std::size_t i = 0; i < rows.size(); ++i) {
     CHECK(step1.selected(0).row(static_cast<index_t>(i)) == step0.selected(0).row(rows[i]));
-    CHECK(row_of(step1.out(0), model.shape, i) ==
-          row_of(step0.out(0), model.shape, to_size(rows[i])));
+    CHECK(step1.row_result(0, i) == step0.row_result(0, to_size(rows[i])));
   }
 }
 
@@ -132,7 +131,7 @@ TEMPLATE_LIST_TEST_CASE("KSHAPE R118: next_n draft rows equal single rows with t
       single.run_all();
       CHECK(single.selected(0).row(0) == session.selected(0).row(static_cast<index_t>(r)));
       CHECK(single.selected(0).row(0) == selection_by_hand(model, 0, rows[r]));
-      CHECK(bits_of(single.out(0)) == bits_of(row_of(session.out(0), model.shape, r)));
+      CHECK(single.row_result(0, 0) == session.row_result(0, r));
     }
   }
 }
@@ -159,8 +158,7 @@ TEMPLATE_LIST_TEST_CASE("LEN R120: padding rows of a draft batch give zero and d
     for (std::size_t r = 0; r < real.size(); ++r) {
       CHECK(session.selected(number).row(static_cast<index_t>(r)) ==
             expected.selected(number).row(static_cast<index_t>(r)));
-      CHECK(row_of(session.out(number), model.shape, r) ==
-            row_of(expected.out(number), model.shape, r));
+      CHECK(session.row_result(number, r) == expected.row_result(number, r));
     }
     auto const lse = session.outputs(number).lse;
     for (std::size_t r = real.size(); r < padded.size(); ++r) {

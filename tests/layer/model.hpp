@@ -28,8 +28,8 @@ constexpr std::size_t to_size(index_t n) { return static_cast<std::size_t>(n); }
 
 enum class Part : std::uint64_t { kv = 1, index_key, query, index_query, head_weight };
 
-/// Integers in [-3, 3] that belong to a token of a layer. An index key starts with 3.5: its e4m3
-/// scale is then a power of two, and every format holds it exactly.
+/// Integers in [-3, 3] that belong to a token of a layer. An index key starts with 3.5 or 7: its
+/// e4m3 scale is then one of two powers of two, and every format holds it exactly.
 inline std::vector<float> token_values(Part part, index_t layer, index_t request,
                                        index_t position, index_t count) {
   test::Random random((static_cast<std::uint64_t>(part) * 101u + static_cast<std::uint64_t>(layer)) *
@@ -37,7 +37,7 @@ inline std::vector<float> token_values(Part part, index_t layer, index_t request
                       static_cast<std::uint64_t>(request * 10007 + position));
   std::vector<float> values(to_size(count));
   for (float& value : values) value = static_cast<float>(random.below(7)) - 3.0f;
-  if (part == Part::index_key) values[0] = 3.5f;
+  if (part == Part::index_key) values[0] = position % 2 == 0 ? 3.5f : 7.0f;
   return values;
 }
 

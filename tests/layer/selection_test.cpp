@@ -4,7 +4,34 @@
 #include "by_hand.hpp"
 #include "session.hpp"
 
+#include <atomic>
 #include <limits>
+
+namespace engine {
+/// An engine's own element type, which counts how often it is read.
+struct Watched {
+  float value;
+};
+std::atomic<long> reads{0};
+float to_float(Watched element) noexcept {
+  ++reads;
+  return element.value;
+}
+}  // namespace engine
+
+template <>
+struct test::Codec<indexshare::format::Plain<engine::Watched>> {
+  using Format = indexshare::format::Plain<engine::Watched>;
+  static index_t block_elements(Format, index_t page_size, index_t lanes) {
+    return page_size * lanes;
+  }
+  static void encode(Format, engine::Watched* block, index_t, index_t place,
+                     std::span<float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      block[static_cast<std::size_t>(place) * values.size() + i] = {values[i]};
+    }
+  }
+};
 
 namespace {
 using namespace layer_test;
@@ -35,6 +62,29 @@ TEMPLATE_LIST_TEST_CASE("SHORTCUT R137: len <= k selects everything without read
     CHECK(close(row_of(session.out(1), model.shape, r),
                 attention_by_hand(model, 1, rows[r], all_below(rows[r].length))));
   }
+}
+
+TEMPLATE_LIST_TEST_CASE("SHORTCUT R137: short rows of a mixed batch cost no index key",
+                        "[selection]", test::Executors) {
+  using M = Model<float, format::Plain<engine::Watched>>;
+  Schedule const share("F");
+  M model(share, 1);
+  auto const reads_of = [&](RowList const& rows) {
+    Session session(TestType{}, model, share, rows);
+    engine::reads = 0;
+    REQUIRE_THAT(session.run(0), succeeded());
+    long const reads = engine::reads;
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      CHECK(session.selected(0).row(static_cast<index_t>(r)) ==
+            selection_by_hand(model, 0, rows[r]));
+    }
+    return reads;
+  };
+  RowList const short_rows = join({chunk(2, 4, 3), chunk(0, 6, 2), chunk(1, 5)});
+  CHECK(reads_of(short_rows) == 0);
+  long const one = reads_of(chunk(3, 40));
+  CHECK(one == 40 * model.shape.index_dim);
+  CHECK(reads_of(join({short_rows, chunk(3, 40)})) == one);
 }
 
 TEMPLATE_LIST_TEST_CASE(
@@ -170,6 +220,11 @@ TEMPLATE_LIST_TEST_CASE("PAGE R126: a position without a page is not taken for s
     canary(model.index_keys(0));
     model.index_keys(0).unmap(3, 2);  // positions 8 .. 11
     Session session(TestType{}, model, share, chunk(3, 40));
+    auto& data = session.queries(0);  // all other scores are below zero
+    for (std::size_t i = 0; i < data.index_q.size(); ++i) {
+      data.index_q[i] = i % to_size(model.shape.index_dim) == 0 ? 1.0f : 0.0f;
+    }
+    std::fill_n(data.weights.data(), data.weights.size(), -1.0f);
     session.run_all();
     for (position_t const s : session.selected(0).row(0)) CHECK((s < 8 || s >= 12));
   }

@@ -222,6 +222,17 @@ class Session {
     bits.insert(bits.end(), more.begin(), more.end());
     return bits;
   }
+  /// The same of one row.
+  std::vector<std::uint32_t> row_result(std::int32_t number, std::size_t r) const {
+    auto const part = [&](test::Guarded<float> const& all) {
+      std::size_t const width = all.size() / rows_.size();
+      return bits_of(all.span().subspan(r * width, width));
+    };
+    auto bits = part(out_[to_size(number)]);
+    auto const more = part(lse_[to_size(number)]);
+    bits.insert(bits.end(), more.begin(), more.end());
+    return bits;
+  }
   std::vector<float> out(std::int32_t number) const {
     return to_vector(out_[to_size(number)].span());
   }

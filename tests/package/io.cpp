@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <indexshare/indexshare.hpp>
+// A program of someone who uses the readers: they link, and refuse what is no configuration.
+#include <indexshare/io/config.hpp>
 
-#include <nlohmann/json.hpp>
-
-int main() { return nlohmann::json::parse("[1, 2]").size() == 2 ? 0 : 1; }
+int main() { return indexshare::io::parse_config("{}") ? 1 : 0; }

@@ -35,7 +35,7 @@ struct AttentionCase {
   PagedCache<Format> kv;
   float scale = 0.125f;
   std::vector<float> sink{};
-  std::vector<float> q{};                       ///< [rows][heads][key_dim], as the query type holds it
+  std::vector<float> q{};  ///< [rows][heads][key_dim], as the query type holds it
   std::vector<std::vector<position_t>> slots{};  ///< shorter rows are filled up with stale slots
   std::vector<position_t> counts{};
   std::vector<position_t> lengths{};
@@ -143,10 +143,10 @@ bool same_bits(AttentionResult<Out> const& a, AttentionResult<Out> const& b) {
 /// How an attention call is made.
 struct AttentionLayout {
   bool lse = true;
-  index_t query_pad = 0;  ///< elements between query heads
-  index_t out_pad = 0;    ///< elements between output heads
-  index_t slot_pad = 0;   ///< entries between plan rows
-  index_t lse_pad = 0;    ///< between rows of lse
+  index_t query_pad = 0;    ///< elements between query heads
+  index_t out_pad = 0;      ///< elements between output heads
+  index_t slot_pad = 0;     ///< entries between plan rows
+  index_t lse_pad = 0;      ///< between rows of lse
   bool head_major = false;  ///< queries as [heads][rows][lanes] in memory
   std::byte workspace_fill = nan_poison;
 };
@@ -179,7 +179,8 @@ class AttentionMemory {
       auto const& entries = c.slots[elements(row)];
       for (index_t j = 0; j < c.width + layout.slot_pad; ++j) {
         // after the list: wild, stale but in the cache, negative
-        position_t const stale = j % 3 == 0 ? position_t{1} << 30 : (j % 3 == 1 ? stale_slot() : -7);
+        position_t const stale =
+            j % 3 == 0 ? position_t{1} << 30 : (j % 3 == 1 ? stale_slot() : -7);
         slots_[elements(row * (c.width + layout.slot_pad) + j)] =
             j < static_cast<index_t>(entries.size()) ? entries[elements(j)] : stale;
       }
@@ -201,10 +202,10 @@ class AttentionMemory {
         indexshare::make_strided<host, Out, 3>(out_.data(),
                                                {case_.rows(), case_.heads, case_.value_dim},
                                                {case_.heads * step, step, 1}),
-        layout_.lse ? indexshare::make_strided<host, float, 2>(
-                          lse_.data(), {case_.rows(), case_.heads},
-                          {case_.heads + layout_.lse_pad, 1})
-                    : indexshare::LseView<host>{}};
+        layout_.lse
+            ? indexshare::make_strided<host, float, 2>(lse_.data(), {case_.rows(), case_.heads},
+                                                       {case_.heads + layout_.lse_pad, 1})
+            : indexshare::LseView<host>{}};
   }
   indexshare::GroupPlan<host> plan() const {
     return {indexshare::make_strided<host, position_t const, 2>(
@@ -330,8 +331,8 @@ void check_attention(AttentionCase<Query, Format> const& c, AttentionResult<Out>
       INFO("row " << row << ", head " << head);
       if (!got.lse.empty()) {
         double const lse = static_cast<double>(got.lse[at]);
-        bool const close = std::isinf(want.lse) ? lse == want.lse
-                                                : std::abs(lse - want.lse) <= want.lse_tolerance;
+        bool const close =
+            std::isinf(want.lse) ? lse == want.lse : std::abs(lse - want.lse) <= want.lse_tolerance;
         INFO("lse " << lse << ", expected " << want.lse);
         if (!close) FAIL_CHECK();
       }

@@ -29,8 +29,8 @@ inline double e4m3_value(std::uint8_t code) {
   int const exponent = (code >> 3) & 15;
   int const mantissa = code & 7;
   if ((code & 0x7F) == 0x7F) return std::nan("");
-  double const magnitude = exponent == 0 ? std::ldexp(mantissa, -9)
-                                         : std::ldexp(8 + mantissa, exponent - 10);
+  double const magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 
@@ -102,8 +102,8 @@ struct Codec<indexshare::format::LatentE4m3> {
     std::byte* out = row + format.latent;
     for (index_t first = 0; first < format.latent; first += format.tile) {
       index_t const count = std::min(format.tile, format.latent - first);
-      auto const part = values.subspan(static_cast<std::size_t>(first),
-                                       static_cast<std::size_t>(count));
+      auto const part =
+          values.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
       float const scale = e4m3_scale(part);
       encode_e4m3(part, scale, row + first);
       std::memcpy(out, &scale, 4);
@@ -144,8 +144,7 @@ class PagedCache {
         block_elements_(Codec<Format>::block_elements(format, page_size_, shape.lanes)),
         memory_(static_cast<std::size_t>(blocks_ * block_elements_)),
         table_(static_cast<std::size_t>(paged_ ? shape.requests * max_pages_ : 0)),
-        values_(static_cast<std::size_t>(shape.requests * keys() * shape.lanes),
-                std::nanf("")) {
+        values_(static_cast<std::size_t>(shape.requests * keys() * shape.lanes), std::nanf("")) {
     if (!paged_) return;
     auto const order =
         Random(shape.seed).permutation<position_t>(static_cast<std::size_t>(blocks_));
@@ -193,9 +192,9 @@ class PagedCache {
 
   auto view() const {
     if constexpr (std::is_same_v<Format, indexshare::format::IndexKeyE4m3>) {
-      return indexshare::make_index_key_e4m3_cache<host>(
-          memory_.data(), indexshare::Pages{blocks_}, indexshare::PageSize{page_size_},
-          indexshare::HeadDim{lanes()});
+      return indexshare::make_index_key_e4m3_cache<host>(memory_.data(), indexshare::Pages{blocks_},
+                                                         indexshare::PageSize{page_size_},
+                                                         indexshare::HeadDim{lanes()});
     } else if constexpr (std::is_same_v<Format, indexshare::format::LatentE4m3>) {
       return indexshare::make_latent_e4m3_cache<host>(
           memory_.data(), indexshare::Pages{blocks_}, indexshare::PageSize{page_size_},

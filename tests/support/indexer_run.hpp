@@ -25,15 +25,18 @@
 
 namespace test {
 
+inline std::vector<float> one_hot(index_t n, index_t at, float value = 1) {
+  std::vector<float> lanes(static_cast<std::size_t>(n), 0.0f);
+  lanes[static_cast<std::size_t>(at)] = value;
+  return lanes;
+}
+
+/// Rounds the values to what an element type holds.
 template <class Element>
-std::vector<Element> rounded(std::vector<float>& values) {
-  std::vector<Element> out;
-  out.reserve(values.size());
+void round_to(std::vector<float>& values) {
   for (float& value : values) {
-    out.push_back(indexshare::from_float<Element>(value));
-    value = indexshare::to_float(out.back());
+    value = indexshare::to_float(indexshare::from_float<Element>(value));
   }
-  return out;
 }
 
 /// Query rows against a cache. `q` [rows][heads][lanes] and `w` [rows][heads] as floats; q is
@@ -59,7 +62,7 @@ struct IndexerCase {
                std::vector<float> weights) {
     REQUIRE(query.size() == static_cast<std::size_t>(heads * lanes));
     REQUIRE(weights.size() == static_cast<std::size_t>(heads));
-    rounded<Query>(query);
+    round_to<Query>(query);
     q.insert(q.end(), query.begin(), query.end());
     w.insert(w.end(), weights.begin(), weights.end());
     lengths.push_back(length);
@@ -139,12 +142,12 @@ class IndexerInputs {
 
   auto inputs() const {
     using Inputs = typename Case::Policy::template inputs<host>;
-    return Inputs{indexshare::make_strided<host, Query const, 3>(
-                      q_.data(), {case_.rows(), case_.heads, case_.lanes},
-                      {row_stride_, head_stride_, 1}),
-                  indexshare::make_strided<host, float const, 2>(
-                      w_.data(), {case_.rows(), case_.heads}, {weight_stride_, 1}),
-                  case_.keys.view()};
+    return Inputs{
+        indexshare::make_strided<host, Query const, 3>(
+            q_.data(), {case_.rows(), case_.heads, case_.lanes}, {row_stride_, head_stride_, 1}),
+        indexshare::make_strided<host, float const, 2>(w_.data(), {case_.rows(), case_.heads},
+                                                       {weight_stride_, 1}),
+        case_.keys.view()};
   }
   indexshare::RowBatch<host> batch() const {
     auto const rows = [&](Guarded<position_t> const& numbers) {
@@ -183,11 +186,10 @@ std::vector<std::vector<float>> run_scores(X const& x, IndexerCase<Query, Format
   Scratch workspace(*need);
   index_t const stride = shape.keys + 3;
   Guarded<float> scores(static_cast<std::size_t>(range.count * stride), unwritten);
-  auto const status = indexer_score(
-      x, Policy{}, memory.inputs(), memory.batch(), {range, top_k},
-      indexshare::make_strided<host, float, 2>(scores.data(), {range.count, shape.keys},
-                                               {stride, 1}),
-      workspace.get());
+  auto const status = indexer_score(x, Policy{}, memory.inputs(), memory.batch(), {range, top_k},
+                                    indexshare::make_strided<host, float, 2>(
+                                        scores.data(), {range.count, shape.keys}, {stride, 1}),
+                                    workspace.get());
   REQUIRE(status.ok());
   CHECK((workspace.intact() && scores.intact()));
 
@@ -195,8 +197,8 @@ std::vector<std::vector<float>> run_scores(X const& x, IndexerCase<Query, Format
   std::vector<std::vector<float>> result;
   index_t stray = 0;
   for (index_t i = 0; i < range.count; ++i) {
-    index_t const length = std::clamp<index_t>(
-        c.lengths[static_cast<std::size_t>(range.first + i)], 0, shape.keys);
+    index_t const length =
+        std::clamp<index_t>(c.lengths[static_cast<std::size_t>(range.first + i)], 0, shape.keys);
     float const* const row = scores.data() + i * stride;
     result.emplace_back(row, row + (length <= top_k ? 0 : length));
     for (index_t s = length; s < stride; ++s) stray += row[s] != blank[0] ? 1 : 0;

@@ -124,11 +124,11 @@ inline Attended attend(std::span<float const> q, std::vector<std::span<float con
     Sum const sum = dot(q, key);
     logits.push_back(scale * sum.value);
     largest = std::max(largest, logits.back());
-    logit_error = std::max(
-        logit_error, tolerance(static_cast<index_t>(q.size()), scale * sum.magnitude));
+    logit_error =
+        std::max(logit_error, tolerance(static_cast<index_t>(q.size()), scale * sum.magnitude));
     for (index_t v = 0; v < value_dim; ++v) {
-      largest_value = std::max(
-          largest_value, std::abs(static_cast<double>(key[static_cast<std::size_t>(v)])));
+      largest_value =
+          std::max(largest_value, std::abs(static_cast<double>(key[static_cast<std::size_t>(v)])));
     }
   }
   double total = 0;

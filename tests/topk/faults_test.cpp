@@ -202,8 +202,7 @@ TEMPLATE_LIST_TEST_CASE("TOPK-OVERFLOW R067: scores that differ in the last ten 
   check_topk(TestType{}, TopKCase::one_row(2048, scores));
 }
 
-TEMPLATE_LIST_TEST_CASE("RACE R057: tie-heavy rows, repeated", "[topk][fault]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("RACE R057: tie-heavy rows, repeated", "[topk][fault]", test::Executors) {
   TopKCase c(100, 700);
   for (std::uint64_t seed = 0; seed < 4; ++seed) c.add(relu_row(700, 30 * seed, seed));
   auto const want = test::expected_topk(c);
@@ -244,7 +243,8 @@ TEST_CASE("TIE R060: replicated indexers agree byte for byte", "[topk][fault]") 
   index_t const rows = static_cast<index_t>(c.rows.size());
   test::Guarded<float> scores(static_cast<std::size_t>(rows * c.width));
   for (std::size_t r = 0; r < c.rows.size(); ++r) {
-    std::copy(c.rows[r].begin(), c.rows[r].end(), scores.data() + static_cast<index_t>(r) * c.width);
+    std::copy(c.rows[r].begin(), c.rows[r].end(),
+              scores.data() + static_cast<index_t>(r) * c.width);
   }
   struct Rank {
     test::Guarded<position_t> indices;
@@ -258,9 +258,10 @@ TEST_CASE("TIE R060: replicated indexers agree byte for byte", "[topk][fault]") 
   shape.top_k = c.k;
   std::vector<Rank> ranks;
   for (int i = 0; i < 2; ++i) {
-    ranks.push_back({test::Guarded<position_t>(static_cast<std::size_t>(rows * c.k)),
-                     test::Guarded<position_t>(static_cast<std::size_t>(rows)),
-                     test::Scratch(*topk_workspace(test::Threads{}, indexshare::RadixTopK{}, shape))});
+    ranks.push_back(
+        {test::Guarded<position_t>(static_cast<std::size_t>(rows * c.k)),
+         test::Guarded<position_t>(static_cast<std::size_t>(rows)),
+         test::Scratch(*topk_workspace(test::Threads{}, indexshare::RadixTopK{}, shape))});
   }
   std::vector<std::thread> threads;
   for (Rank& rank : ranks) {
@@ -346,7 +347,8 @@ TEMPLATE_LIST_TEST_CASE("NANINF R066: triangular -inf masks at odd widths", "[to
   }
   for (index_t width = 8191; width <= 8194; ++width) {
     TopKCase c(65, width);
-    for (index_t const visible : {index_t{1}, index_t{64}, index_t{66}, width / 2, width - 1, width}) {
+    for (index_t const visible :
+         {index_t{1}, index_t{64}, index_t{66}, width / 2, width - 1, width}) {
       auto scores = Random(66).normals(static_cast<std::size_t>(width));
       std::fill(scores.begin() + visible, scores.end(), -infinity);
       c.add(scores);
@@ -357,8 +359,8 @@ TEMPLATE_LIST_TEST_CASE("NANINF R066: triangular -inf masks at odd widths", "[to
 
 TEMPLATE_LIST_TEST_CASE("KSHAPE R068: k that no block size divides", "[topk][fault]",
                         test::Executors) {
-  for (index_t const k : {1, 2, 3, 7, 31, 33, 63, 65, 127, 129, 255, 257, 511, 513, 705, 1023, 1025,
-                          2047, 2048, 2051}) {
+  for (index_t const k : {1,   2,   3,   7,   31,  33,   63,   65,   127,  129,
+                          255, 257, 511, 513, 705, 1023, 1025, 2047, 2048, 2051}) {
     TopKCase c(k, k + 1);
     c.add(Random(static_cast<std::uint64_t>(k)).normals(static_cast<std::size_t>(k)));
     c.add(Random(static_cast<std::uint64_t>(k)).normals(static_cast<std::size_t>(k + 1)));
@@ -383,8 +385,8 @@ TEST_CASE("KSHAPE R070, ADDR R071: positions past the page table have no slot", 
     }
     test::Guarded<position_t> const table{std::span<position_t const>(numbers)};
     std::vector<position_t> const requests{0};
-    std::vector<position_t> indices{0, 3, 15, 16, 31, 32, 127, 1000000,
-                                    std::numeric_limits<position_t>::max(), -1, -5};
+    std::vector<position_t> indices{
+        0, 3, 15, 16, 31, 32, 127, 1000000, std::numeric_limits<position_t>::max(), -1, -5};
     std::vector<position_t> counts{static_cast<position_t>(indices.size())};
     auto const width = static_cast<index_t>(indices.size());
     test::Guarded<position_t> slots(indices.size(), test::unwritten);
@@ -407,13 +409,14 @@ TEST_CASE("KSHAPE R070, ADDR R071: positions past the page table have no slot", 
 
 TEST_CASE("ADDR R072: a row's positions are looked up in its own request's pages",
           "[topk][fault]") {
-  std::vector<position_t> const table{10, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23, 24, 25, 26, 27};
+  std::vector<position_t> const table{10, 11, 12, 13, 14, 15, 16, 17,
+                                      20, 21, 22, 23, 24, 25, 26, 27};
   std::vector<position_t> const requests{1, 0, 1};
   std::vector<position_t> indices{6, 2, 0, 3, 1, -1, 5, 7, 7};
   std::vector<position_t> counts{2, 2, 1};
   test::Guarded<position_t> slots(9, test::unwritten);
-  auto const selection = indexshare::make_selection<host>(
-      indices.data(), counts.data(), indexshare::Rows{3}, indexshare::TopK{3});
+  auto const selection = indexshare::make_selection<host>(indices.data(), counts.data(),
+                                                          indexshare::Rows{3}, indexshare::TopK{3});
   CHECK(map_slots(test::Serial{}, {selection.indices, selection.counts},
                   indexshare::make_lengths<host>(requests.data(), indexshare::Rows{3}),
                   indexshare::make_page_table<host>(table.data(), indexshare::Requests{2},
@@ -458,14 +461,14 @@ TEMPLATE_LIST_TEST_CASE("RACE R077: one workspace, a thousand calls with changin
   for (int call = 0; call < 1000; ++call) {
     index_t const rows = call % 3 == 1 ? 8 : 1;
     indices.fill(test::unwritten);
-    auto const status = topk_select(
-        x, indexshare::RadixTopK{},
-        indexshare::make_scores<host>(std::as_const(scores).data(), indexshare::Rows{rows},
-                                      indexshare::Keys{50}),
-        indexshare::make_lengths<host>(c.lengths.data(), indexshare::Rows{rows}),
-        indexshare::make_selection<host>(indices.data(), counts.data(), indexshare::Rows{rows},
-                                         indexshare::TopK{5}),
-        workspace.get());
+    auto const status =
+        topk_select(x, indexshare::RadixTopK{},
+                    indexshare::make_scores<host>(std::as_const(scores).data(),
+                                                  indexshare::Rows{rows}, indexshare::Keys{50}),
+                    indexshare::make_lengths<host>(c.lengths.data(), indexshare::Rows{rows}),
+                    indexshare::make_selection<host>(indices.data(), counts.data(),
+                                                     indexshare::Rows{rows}, indexshare::TopK{5}),
+                    workspace.get());
     wrong += status.ok() ? 0 : 1;
     for (index_t r = 0; r < rows; ++r) {
       auto const& row = want[static_cast<std::size_t>(r)];
@@ -475,12 +478,12 @@ TEMPLATE_LIST_TEST_CASE("RACE R077: one workspace, a thousand calls with changin
   CHECK(wrong == 0);
 }
 
-TEMPLATE_LIST_TEST_CASE("KSHAPE R079: 32768 rows of four keys", "[topk][fault]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("KSHAPE R079: 32768 rows of four keys", "[topk][fault]", test::Executors) {
   for (std::size_t const rows : {1u, 255u, 256u, 257u, 32768u}) {
     TopKCase c(2, 4);
     for (std::size_t r = 0; r < rows; ++r) {
-      c.add({static_cast<float>(r % 3), static_cast<float>(r % 5), 1.0f, static_cast<float>(r % 2)});
+      c.add(
+          {static_cast<float>(r % 3), static_cast<float>(r % 5), 1.0f, static_cast<float>(r % 2)});
     }
     check_topk(TestType{}, c);
   }
@@ -491,7 +494,7 @@ TEMPLATE_LIST_TEST_CASE("INT32 R142: score and selection rows more than 2^31 ele
   constexpr index_t stride = (index_t{1} << 31) + 64;
   test::HugeMemory const score_memory(static_cast<std::size_t>(2 * stride + 64) * sizeof(float));
   test::HugeMemory const index_memory(static_cast<std::size_t>(2 * stride + 64) *
-                                     sizeof(position_t));
+                                      sizeof(position_t));
   auto* const scores = score_memory.template as<float>();
   auto* const indices = index_memory.template as<position_t>();
   if (scores == nullptr || indices == nullptr) SKIP("no 16 GiB of addresses here");
@@ -507,13 +510,12 @@ TEMPLATE_LIST_TEST_CASE("INT32 R142: score and selection rows more than 2^31 ele
   shape.top_k = 8;
   TestType const x{};
   test::Scratch workspace(*topk_workspace(x, indexshare::RadixTopK{}, shape));
-  CHECK(topk_select(
-            x, indexshare::RadixTopK{},
-            indexshare::make_strided<host, float const, 2>(scores, {3, 60}, {stride, 1}),
-            indexshare::make_lengths<host>(c.lengths.data(), indexshare::Rows{3}),
-            {indexshare::make_strided<host, position_t, 2>(indices, {3, 8}, {stride, 1}),
-             indexshare::make_dense<host, position_t, 1>(counts.data(), {3})},
-            workspace.get())
+  CHECK(topk_select(x, indexshare::RadixTopK{},
+                    indexshare::make_strided<host, float const, 2>(scores, {3, 60}, {stride, 1}),
+                    indexshare::make_lengths<host>(c.lengths.data(), indexshare::Rows{3}),
+                    {indexshare::make_strided<host, position_t, 2>(indices, {3, 8}, {stride, 1}),
+                     indexshare::make_dense<host, position_t, 1>(counts.data(), {3})},
+                    workspace.get())
             .ok());
   std::vector<Row> got;
   for (std::size_t r = 0; r < 3; ++r) {
@@ -525,7 +527,6 @@ TEMPLATE_LIST_TEST_CASE("INT32 R142: score and selection rows more than 2^31 ele
 
 TEMPLATE_LIST_TEST_CASE("DIAG R027: early keys have no privilege", "[topk][fault]",
                         test::Executors) {
-  auto const row =
-      run_topk(TestType{}, TopKCase::one_row(4, {-2, -1, 5, 0.5f, 3, 0.25f, 4, 0}))[0];
+  auto const row = run_topk(TestType{}, TopKCase::one_row(4, {-2, -1, 5, 0.5f, 3, 0.25f, 4, 0}))[0];
   CHECK(row == Row{{2, 3, 4, 6}, 4});
 }

@@ -38,16 +38,35 @@ std::vector<float> wild_scores(std::size_t n, std::uint64_t seed) {
   std::vector<float> scores(n);
   for (float& score : scores) {
     switch (random.below(12)) {
-      case 0: score = 0.0f; break;
-      case 1: score = -0.0f; break;
-      case 2: score = infinity; break;
-      case 3: score = -infinity; break;
-      case 4: score = from_bits(static_cast<std::uint32_t>(1 + random.below(0x7FFFFF))); break;
-      case 5: score = -from_bits(static_cast<std::uint32_t>(1 + random.below(0x7FFFFF))); break;
-      case 6: score = from_bits(0x7F800001u + static_cast<std::uint32_t>(random.below(0x7FFFFE))); break;
-      case 7: score = from_bits(0xFF800001u + static_cast<std::uint32_t>(random.below(0x7FFFFE))); break;
-      case 8: score = 1.0f; break;
-      default: score = random.normal();
+      case 0:
+        score = 0.0f;
+        break;
+      case 1:
+        score = -0.0f;
+        break;
+      case 2:
+        score = infinity;
+        break;
+      case 3:
+        score = -infinity;
+        break;
+      case 4:
+        score = from_bits(static_cast<std::uint32_t>(1 + random.below(0x7FFFFF)));
+        break;
+      case 5:
+        score = -from_bits(static_cast<std::uint32_t>(1 + random.below(0x7FFFFF)));
+        break;
+      case 6:
+        score = from_bits(0x7F800001u + static_cast<std::uint32_t>(random.below(0x7FFFFE)));
+        break;
+      case 7:
+        score = from_bits(0xFF800001u + static_cast<std::uint32_t>(random.below(0x7FFFFE)));
+        break;
+      case 8:
+        score = 1.0f;
+        break;
+      default:
+        score = random.normal();
     }
   }
   return scores;
@@ -87,8 +106,7 @@ TEMPLATE_LIST_TEST_CASE("top-k: scores of 16 and of 8 bits", "[topk]", test::Exe
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("top-k: equal scores go to the lower position", "[topk]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("top-k: equal scores go to the lower position", "[topk]", test::Executors) {
   std::vector<float> const plateau(100, 0.25f);
   for (float const rest : {0.0f, 1.0f, -infinity, infinity, std::nanf("")}) {
     std::vector<float> scores(100, rest);
@@ -109,9 +127,11 @@ TEMPLATE_LIST_TEST_CASE("top-k: zeros of both signs are one value", "[topk]", te
 
 TEMPLATE_LIST_TEST_CASE("top-k: -inf is an ordinary score above NaN", "[topk]", test::Executors) {
   float const nan = std::nanf("");
-  auto const row = run_topk(TestType{}, TopKCase::one_row(3, {nan, -infinity, nan, 7, -infinity}))[0];
+  auto const row =
+      run_topk(TestType{}, TopKCase::one_row(3, {nan, -infinity, nan, 7, -infinity}))[0];
   CHECK(row == Row{{1, 3, 4}, 3});
-  auto const last = run_topk(TestType{}, TopKCase::one_row(4, {nan, -infinity, nan, 7, -infinity}))[0];
+  auto const last =
+      run_topk(TestType{}, TopKCase::one_row(4, {nan, -infinity, nan, 7, -infinity}))[0];
   CHECK(last == Row{{0, 1, 3, 4}, 4});
 }
 
@@ -160,8 +180,8 @@ TEMPLATE_LIST_TEST_CASE("top-k: no rows is a legal call", "[topk]", test::Execut
   CHECK(run_topk(TestType{}, TopKCase(4, 10)).empty());
 }
 
-TEMPLATE_LIST_TEST_CASE("top-k: permuting a row's distinct scores permutes its selection",
-                        "[topk]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("top-k: permuting a row's distinct scores permutes its selection", "[topk]",
+                        test::Executors) {
   Random random(77);
   std::vector<float> scores;
   for (int i = 0; i < 500; ++i) scores.push_back(static_cast<float>(i) * 0.37f - 90.0f);
@@ -219,12 +239,12 @@ TEMPLATE_LIST_TEST_CASE("top-k: a row of 1,048,576 keys", "[topk]", test::Execut
   }
   scores[n - 1] = 1e9f;
   check_topk(TestType{}, TopKCase::one_row(2048, scores));
-  for (float& score : scores) score = score > 4.5f ? score : 0.0f;  // fewer than k above the plateau
+  for (float& score : scores)
+    score = score > 4.5f ? score : 0.0f;  // fewer than k above the plateau
   check_topk(TestType{}, TopKCase::one_row(2048, scores));
 }
 
-TEMPLATE_LIST_TEST_CASE("top-k: a row does not depend on its batch", "[topk]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("top-k: a row does not depend on its batch", "[topk]", test::Executors) {
   TopKCase c(24, 200);
   for (std::uint64_t seed = 0; seed < 19; ++seed) {
     c.add(wild_scores(200, seed), static_cast<position_t>(40 + 11 * seed));
@@ -268,7 +288,8 @@ TEMPLATE_LIST_TEST_CASE("top-k: bad views are refused by name, outputs untouched
   test::Guarded<position_t> lengths(rows + 1, std::byte{0});
   test::Guarded<position_t> indices(2 * (rows + 1) * k, test::unwritten);
   test::Guarded<position_t> counts(rows + 1, test::unwritten);
-  test::Scratch workspace(*topk_workspace(x, RadixTopK{}, {.rows = rows, .keys = keys, .top_k = k}));
+  test::Scratch workspace(
+      *topk_workspace(x, RadixTopK{}, {.rows = rows, .keys = keys, .top_k = k}));
   struct Views {
     ScoreView<host, float const> scores;
     LengthView<host> lengths;
@@ -292,24 +313,35 @@ TEMPLATE_LIST_TEST_CASE("top-k: bad views are refused by name, outputs untouched
   };
   refuses([&](Views& v) { v.lengths = make_lengths<host>(lengths.data(), Rows{4}); },
           Errc::bad_shape, "rows of the lengths", 3, 4);
-  refuses([&](Views& v) { v.lengths = make_lengths<host>(nullptr, Rows{3}); },
-          Errc::missing_input, "lengths", 0, 0);
+  refuses([&](Views& v) { v.lengths = make_lengths<host>(nullptr, Rows{3}); }, Errc::missing_input,
+          "lengths", 0, 0);
   refuses([&](Views& v) { v.scores = make_scores<host, float const>(nullptr, Rows{3}, Keys{10}); },
           Errc::missing_input, "scores", 0, 0);
-  refuses([&](Views& v) {
-    v.scores = make_strided<host, float const, 2>(scores.data(), {3, 10}, {20, 2});
-  }, Errc::bad_stride, "scores", 1, 2);
-  refuses([&](Views& v) {
-    v.out.indices = make_dense<host, position_t, 2>(indices.data(), {4, k});
-  }, Errc::bad_shape, "rows of the selection", 3, 4);
-  refuses([&](Views& v) {
-    v.out.indices = make_strided<host, position_t, 2>(indices.data(), {3, k}, {2 * k, 2});
-  }, Errc::bad_stride, "indices of the selection", 1, 2);
-  refuses([&](Views& v) {
-    v.out.indices = make_dense<host, position_t, 2>(indices.data(), {3, 0});
-  }, Errc::bad_shape, "width of the selection", 1, 0);
-  refuses([&](Views& v) { v.out.indices = make_dense<host, position_t, 2>(nullptr, {3, k}); },
-          Errc::missing_input, "indices of the selection", 0, 0);
+  refuses(
+      [&](Views& v) {
+        v.scores = make_strided<host, float const, 2>(scores.data(), {3, 10}, {20, 2});
+      },
+      Errc::bad_stride, "scores", 1, 2);
+  refuses(
+      [&](Views& v) {
+        v.out.indices = make_dense<host, position_t, 2>(indices.data(), {4, k});
+      },
+      Errc::bad_shape, "rows of the selection", 3, 4);
+  refuses(
+      [&](Views& v) {
+        v.out.indices = make_strided<host, position_t, 2>(indices.data(), {3, k}, {2 * k, 2});
+      },
+      Errc::bad_stride, "indices of the selection", 1, 2);
+  refuses(
+      [&](Views& v) {
+        v.out.indices = make_dense<host, position_t, 2>(indices.data(), {3, 0});
+      },
+      Errc::bad_shape, "width of the selection", 1, 0);
+  refuses(
+      [&](Views& v) {
+        v.out.indices = make_dense<host, position_t, 2>(nullptr, {3, k});
+      },
+      Errc::missing_input, "indices of the selection", 0, 0);
   refuses([&](Views& v) { v.out.counts = make_dense<host, position_t, 1>(counts.data(), {2}); },
           Errc::bad_shape, "rows of the selection's counts", 3, 2);
   refuses([&](Views& v) { v.out.counts = make_dense<host, position_t, 1>(nullptr, {3}); },

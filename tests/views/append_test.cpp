@@ -39,7 +39,9 @@ struct Setup {
     positions.push_back(position);
     requests.push_back(request);
   }
-  auto view() { return make_paged_cache<host>(cache.data(), Pages{7}, PageSize{page_size}, HeadDim{lanes}); }
+  auto view() {
+    return make_paged_cache<host>(cache.data(), Pages{7}, PageSize{page_size}, HeadDim{lanes});
+  }
   auto pages() const {
     return make_page_table<host>(table.data(), Requests{2}, Pages{3}, PageSize{page_size});
   }
@@ -51,7 +53,8 @@ struct Setup {
   }
   bool blank() const {
     auto const* const bytes = reinterpret_cast<std::byte const*>(cache.data());
-    return std::all_of(bytes, bytes + cache.bytes(), [](std::byte b) { return b == test::unwritten; });
+    return std::all_of(bytes, bytes + cache.bytes(),
+                       [](std::byte b) { return b == test::unwritten; });
   }
 };
 
@@ -75,17 +78,20 @@ TEMPLATE_TEST_CASE("ADDR R046: keys written in uneven appends are read back", "[
     for (index_t i = 0; i < total; ++i) {
       auto const r = static_cast<std::size_t>(i);
       // by hand: page number of the table, then the token in it
-      index_t const page = s.table[static_cast<std::size_t>(s.requests[r] * 3 + s.positions[r] / page_size)];
+      index_t const page =
+          s.table[static_cast<std::size_t>(s.requests[r] * 3 + s.positions[r] / page_size)];
       auto const* const stored =
           s.cache.data() + (page * page_size + s.positions[r] % page_size) * s.lanes;
-      wrong += std::memcmp(stored, s.rows.data() + i * s.lanes, s.lanes * sizeof(TestType)) == 0 ? 0 : 1;
+      wrong +=
+          std::memcmp(stored, s.rows.data() + i * s.lanes, s.lanes * sizeof(TestType)) == 0 ? 0 : 1;
     }
     CHECK(wrong == 0);
     CHECK(s.cache.intact());
     // page 3 belongs to no request
     TestType const* const spare = s.cache.data() + 3 * page_size * s.lanes;
     auto const* const bytes = reinterpret_cast<std::byte const*>(spare);
-    CHECK(std::all_of(bytes, bytes + static_cast<std::size_t>(page_size * s.lanes) * sizeof(TestType),
+    CHECK(std::all_of(bytes,
+                      bytes + static_cast<std::size_t>(page_size * s.lanes) * sizeof(TestType),
                       [](std::byte b) { return b == test::unwritten; }));
   }
 }
@@ -131,10 +137,12 @@ TEST_CASE("append: shapes are refused by name", "[cache]") {
           "requests");
   auto narrow = s.view();
   narrow.lanes = 4;
-  refuses(append_rows(x, rows, numbers(2), numbers(2), s.pages(), narrow), Errc::bad_shape, "lanes");
+  refuses(append_rows(x, rows, numbers(2), numbers(2), s.pages(), narrow), Errc::bad_shape,
+          "lanes");
   auto pages = s.pages();
   pages.page_size = 2;
-  refuses(append_rows(x, rows, numbers(2), numbers(2), pages, s.view()), Errc::bad_shape, "page_size");
+  refuses(append_rows(x, rows, numbers(2), numbers(2), pages, s.view()), Errc::bad_shape,
+          "page_size");
   refuses(append_rows(x, make_dense<host, float const, 2>(nullptr, {2, s.lanes}), numbers(2),
                       numbers(2), s.pages(), s.view()),
           Errc::missing_input, "rows to append");

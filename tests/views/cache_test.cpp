@@ -86,6 +86,21 @@ TEST_CASE("page table: two tables are the same if they are the same memory read 
       same_pages(make_contiguous_table<host>(Keys{4}), make_contiguous_table<host>(Keys{5})));
 }
 
+TEST_CASE("cache: has() tells the slots that exist", "[cache]") {
+  std::vector<float> const memory(3 * 4 * 2);
+  auto const cache = make_paged_cache<host>(memory.data(), Pages{3}, PageSize{4}, HeadDim{2});
+  CHECK(cache.slots() == 12);
+  CHECK((cache.has(0) && cache.has(11)));
+  for (index_t const slot : {index_t{-1}, index_t{12}, index_t{int_max}, index_t{1} << 40}) {
+    CHECK_FALSE(cache.has(slot));
+  }
+  CHECK(cache.row(0) == memory.data());
+  CHECK(cache.row(11) == memory.data() + 22);
+  auto const rows = make_contiguous_cache<host>(memory.data(), Requests{2}, Keys{6}, HeadDim{2});
+  CHECK((rows.blocks == 2 && rows.block_size == 6));
+  CHECK(rows.row(7) == memory.data() + 14);
+}
+
 TEST_CASE("lengths are clamped to [0, capacity]", "[cache]") {
   CHECK(clamp_length(-1, 8) == 0);
   CHECK(clamp_length(std::numeric_limits<position_t>::min(), 8) == 0);
@@ -96,9 +111,8 @@ TEST_CASE("lengths are clamped to [0, capacity]", "[cache]") {
   CHECK(clamp_length(3, 0) == 0);
 }
 
-TEMPLATE_TEST_CASE("cache formats: a reader gets what was written", "[cache]",
-                   format::Plain<float>, format::Plain<bf16>, format::Plain<fp16>,
-                   format::IndexKeyE4m3) {
+TEMPLATE_TEST_CASE("cache formats: a reader gets what was written", "[cache]", format::Plain<float>,
+                   format::Plain<bf16>, format::Plain<fp16>, format::IndexKeyE4m3) {
   for (index_t const page_size : {0, 1, 3, 16}) {
     for (index_t const lanes : {1, 16, 33, 128}) {
       test::PagedCache<TestType> cache(
@@ -126,9 +140,8 @@ TEMPLATE_TEST_CASE("cache formats: a reader gets what was written", "[cache]",
 }
 
 TEST_CASE("cache formats: latent rows with any latent, tile and rope", "[cache]") {
-  for (format::LatentE4m3 const format :
-       {format::LatentE4m3{512, 128}, format::LatentE4m3{32, 16}, format::LatentE4m3{40, 16},
-        format::LatentE4m3{7, 128}}) {
+  for (format::LatentE4m3 const format : {format::LatentE4m3{512, 128}, format::LatentE4m3{32, 16},
+                                          format::LatentE4m3{40, 16}, format::LatentE4m3{7, 128}}) {
     for (index_t const rope : {0, 1, 8, 64}) {
       test::PagedCache<format::LatentE4m3> cache(
           {.requests = 1, .keys = 9, .lanes = format.latent + rope, .page_size = 4}, format);
@@ -159,8 +172,7 @@ TEST_CASE("FP8 R039: scales of latent rows are fp32, not powers of two", "[cache
     auto const value = from_float<bf16>(static_cast<float>(lane));
     std::memcpy(token + 528 + 2 * lane, &value, 2);
   }
-  auto const cache =
-      make_latent_e4m3_cache<host>(memory.data(), Pages{1}, PageSize{2}, 512, 64);
+  auto const cache = make_latent_e4m3_cache<host>(memory.data(), Pages{1}, PageSize{2}, 512, 64);
   CHECK((cache.row_stride == row_bytes && cache.lanes == 576));
   test::Guarded<float> row(576);
   decode_row(CacheView<host, format::LatentE4m3>(cache), 1, row.data());
@@ -176,8 +188,8 @@ TEST_CASE("FP8 R039: scales of latent rows are fp32, not powers of two", "[cache
 TEST_CASE("ADDR R046: index keys in e4m3 are codes of a block, then its scales", "[cache]") {
   // miniature of fault_cases I: page of 4 tokens, 16 lanes = 64 code bytes + 4 scales of 4 bytes
   test::Guarded<std::byte> memory(2 * 80);
-  auto const cache = make_index_key_e4m3_cache<host>(memory.data(), Pages{2}, PageSize{4},
-                                                     HeadDim{16});
+  auto const cache =
+      make_index_key_e4m3_cache<host>(memory.data(), Pages{2}, PageSize{4}, HeadDim{16});
   CHECK((cache.block_stride == 80 && cache.row_stride == 16));
   for (int token = 0; token < 4; ++token) {
     for (int lane = 0; lane < 16; ++lane) {
