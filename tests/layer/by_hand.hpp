@@ -27,8 +27,8 @@ std::vector<position_t> selection_by_hand(M& model, std::int32_t layer, Row row)
   for (position_t s = 0; s < row.length; ++s) {
     auto const key = std::as_const(model.index_keys(layer)).value(row.request, s);
     for (std::size_t h = 0; h < w.size(); ++h) {
-      double const dot =
-          std::inner_product(key.begin(), key.end(), q.begin() + static_cast<index_t>(h) * shape.index_dim, 0.0);
+      auto const query = q.begin() + static_cast<index_t>(h) * shape.index_dim;
+      double const dot = std::inner_product(key.begin(), key.end(), query, 0.0);
       score[to_size(s)] += w[h] * std::max(dot, 0.0);
     }
   }
@@ -48,8 +48,8 @@ std::vector<float> attention_by_hand(M& model, std::int32_t layer, Row row,
                                      std::vector<position_t> const& positions,
                                      double scale = 0.125) {
   Shape const& shape = model.shape;
-  auto const q = token_values(Part::query, layer, row.request, row.length - 1,
-                              shape.heads * shape.key_dim);
+  auto const q =
+      token_values(Part::query, layer, row.request, row.length - 1, shape.heads * shape.key_dim);
   std::vector<float> out;
   for (index_t h = 0; h < shape.heads; ++h) {
     std::vector<double> sums(to_size(shape.value_dim));
@@ -75,8 +75,7 @@ inline bool close(std::span<float const> a, std::span<float const> b, float tole
 }
 
 /// Row r of an output of [rows, heads, value_dim].
-inline std::vector<float> row_of(std::vector<float> const& out, Shape const& shape,
-                                 std::size_t r) {
+inline std::vector<float> row_of(std::vector<float> const& out, Shape const& shape, std::size_t r) {
   auto const first = out.begin() + static_cast<index_t>(r) * shape.heads * shape.value_dim;
   return {first, first + shape.heads * shape.value_dim};
 }

@@ -157,8 +157,8 @@ class Gapped {
   View view_;
 };
 
-TEMPLATE_LIST_TEST_CASE("ADDR R117: strided inputs and outputs give the same bits", "[independence]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("ADDR R117: strided inputs and outputs give the same bits",
+                        "[independence]", test::Executors) {
   TestType const x{};
   Model<> model = wide_model();
   Session session(x, model, Schedule("FS"), wide_rows());
@@ -185,9 +185,9 @@ TEMPLATE_LIST_TEST_CASE("ADDR R117: strided inputs and outputs give the same bit
   auto const dense = again.outputs(0);
   Gapped out(dense.out, 4);
   Gapped lse(dense.lse, 6);
-  REQUIRE_THAT(again.layer(0).run(x, in, again.state(), {out.view(), lse.view()},
-                                  again.workspace()),
-               succeeded());
+  REQUIRE_THAT(
+      again.layer(0).run(x, in, again.state(), {out.view(), lse.view()}, again.workspace()),
+      succeeded());
   CHECK(copy_selection(again.state().selection()) == session.selected(0));
   out.copy(out.view(), dense.out);
   lse.copy(lse.view(), dense.lse);

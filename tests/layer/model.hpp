@@ -30,11 +30,10 @@ enum class Part : std::uint64_t { kv = 1, index_key, query, index_query, head_we
 
 /// Integers in [-3, 3] that belong to a token of a layer. An index key starts with 3.5 or 7: its
 /// e4m3 scale is then one of two powers of two, and every format holds it exactly.
-inline std::vector<float> token_values(Part part, index_t layer, index_t request,
-                                       index_t position, index_t count) {
-  test::Random random((static_cast<std::uint64_t>(part) * 101u + static_cast<std::uint64_t>(layer)) *
-                          1000003u +
-                      static_cast<std::uint64_t>(request * 10007 + position));
+inline std::vector<float> token_values(Part part, index_t layer, index_t request, index_t position,
+                                       index_t count) {
+  auto const owner = static_cast<std::uint64_t>(part) * 101u + static_cast<std::uint64_t>(layer);
+  test::Random random(owner * 1000003u + static_cast<std::uint64_t>(request * 10007 + position));
   std::vector<float> values(to_size(count));
   for (float& value : values) value = static_cast<float>(random.below(7)) - 3.0f;
   if (part == Part::index_key) values[0] = position % 2 == 0 ? 3.5f : 7.0f;
@@ -177,8 +176,8 @@ struct LayerQueries {
   static void fill(test::Guarded<T>& out, Part part, std::int32_t layer, RowList const& rows,
                    std::size_t r) {
     std::size_t const width = out.size() / rows.size();
-    auto const values = token_values(part, layer, rows[r].request, rows[r].length - 1,
-                                     static_cast<index_t>(width));
+    auto const values =
+        token_values(part, layer, rows[r].request, rows[r].length - 1, static_cast<index_t>(width));
     for (std::size_t i = 0; i < width; ++i) out[r * width + i] = from_float<T>(values[i]);
   }
 };

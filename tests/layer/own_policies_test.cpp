@@ -29,10 +29,9 @@ Result<WorkspaceSize> indexer_workspace(X const&, NearestEven, Shape const&) noe
 template <Executor X>
 Status indexer_check(X const&, NearestEven, NearestEven::inputs<X::space> const& in,
                      RowBatch<X::space> const& batch, Shape const&) noexcept {
-  return in.centre.extent(0) == batch.count()
-             ? Status{}
-             : failure(Errc::bad_shape, "centres of NearestEven", batch.count(),
-                       in.centre.extent(0));
+  return in.centre.extent(0) == batch.count() ? Status{}
+                                              : failure(Errc::bad_shape, "centres of NearestEven",
+                                                        batch.count(), in.centre.extent(0));
 }
 template <HostSpaceExecutor X>
 Status indexer_score(X const&, NearestEven, NearestEven::inputs<Space::host> const& in,
@@ -61,8 +60,8 @@ Result<WorkspaceSize> topk_workspace(X const& x, EveryOtherBest, Shape shape) no
 }
 template <HostSpaceExecutor X, Element Score>
 Status topk_select(X const&, EveryOtherBest, ScoreView<Space::host, Score const> const& scores,
-                   LengthView<Space::host> const& lengths,
-                   SelectionView<Space::host> const& out, Workspace) noexcept {
+                   LengthView<Space::host> const& lengths, SelectionView<Space::host> const& out,
+                   Workspace) noexcept {
   index_t const width = out.indices.extent(1);
   for (index_t row = 0; row < scores.extent(0); ++row) {
     index_t const length = clamp_length(lengths(row), scores.extent(1));
@@ -245,10 +244,10 @@ struct OwnCall {
       in.indexer = {make_lengths<host>(centres.data(), Rows{count().n - missing_centres})};
     }
     mean.fill(test::unwritten);
-    Status const status = layer.run(
-        x, in, state.get(),
-        {make_dense<host, float, 2>(mean.data(), {count().n, model.shape.value_dim})},
-        scratch.get());
+    Status const status =
+        layer.run(x, in, state.get(),
+                  {make_dense<host, float, 2>(mean.data(), {count().n, model.shape.value_dim})},
+                  scratch.get());
     CHECK(scratch.intact());
     return status;
   }
@@ -279,8 +278,8 @@ struct OwnCall {
   test::Guarded<float> mean{4 * to_size(small_shape.value_dim)};
 };
 
-TEMPLATE_LIST_TEST_CASE("CONTRACT: an own indexer with fp16 scores under the library's top-k", "[own]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("CONTRACT: an own indexer with fp16 scores under the library's top-k",
+                        "[own]", test::Executors) {
   OwnCall<TestType, engine::NearestEven, RadixTopK> call(TestType{});
   // Centres 20, 2, 12, 12: six even positions around, the lower one of a tie.
   std::vector<std::vector<position_t>> const expected{
@@ -296,10 +295,8 @@ TEMPLATE_LIST_TEST_CASE("CONTRACT: an own top-k on fp16 scores", "[own]", test::
   OwnCall<TestType, engine::NearestEven, engine::EveryOtherBest> call(TestType{});
   REQUIRE_THAT(call.run(1), succeeded());
   // Ranks 0, 2, 4, .. : 20, 22, 24, 26, 28, 30; behind 12 come 14, 16, 18, 20 and 22.
-  std::vector<std::vector<position_t>> const expected{{20, 22, 24, 26, 28, 30},
-                                                      {0, 1, 2, 3},
-                                                      {12, 14, 16, 18, 20, 22},
-                                                      {12, 14, 16, 18, 20, 22}};
+  std::vector<std::vector<position_t>> const expected{
+      {20, 22, 24, 26, 28, 30}, {0, 1, 2, 3}, {12, 14, 16, 18, 20, 22}, {12, 14, 16, 18, 20, 22}};
   call.check_means(1, expected);
 }
 
@@ -307,8 +304,7 @@ TEMPLATE_LIST_TEST_CASE("CONTRACT: an own indexer's refusal comes before any wor
                         test::Executors) {
   OwnCall<TestType, engine::NearestEven, RadixTopK> call(TestType{});
   call.missing_centres = 1;
-  CHECK_THAT(call.run(1),
-             refused(Errc::bad_shape, "centres of NearestEven").at(1).naming(4, 3));
+  CHECK_THAT(call.run(1), refused(Errc::bad_shape, "centres of NearestEven").at(1).naming(4, 3));
   CHECK(untouched(call.mean));
   CHECK(call.state.get().tag() == SelectionTag{});
 }
@@ -325,10 +321,8 @@ TEMPLATE_LIST_TEST_CASE("DISPATCH: a select for a known pair is found and used",
 
   REQUIRE_THAT(call.run(1), succeeded());
   CHECK(fused == 1);
-  std::vector<std::vector<position_t>> const expected{{34, 35, 36, 37, 38, 39},
-                                                      {0, 1, 2, 3},
-                                                      {18, 19, 20, 21, 22, 23},
-                                                      {19, 20, 21, 22, 23, 24}};
+  std::vector<std::vector<position_t>> const expected{
+      {34, 35, 36, 37, 38, 39}, {0, 1, 2, 3}, {18, 19, 20, 21, 22, 23}, {19, 20, 21, 22, 23, 24}};
   call.check_means(1, expected);
   REQUIRE_THAT(call.run(2), succeeded());
   CHECK(fused == 1);

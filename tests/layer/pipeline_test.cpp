@@ -19,8 +19,8 @@ SharePlan glm_plan() {
   return make_share_plan(fields).value();
 }
 
-TEMPLATE_LIST_TEST_CASE("SHARE-PP R096: every cut of 12 layers equals the unsplit run", "[pipeline]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("SHARE-PP R096: every cut of 12 layers equals the unsplit run",
+                        "[pipeline]", test::Executors) {
   TestType const x{};
   SharePlan const plan = glm_plan();
   Model<> model(plan, 12);
@@ -42,8 +42,8 @@ TEMPLATE_LIST_TEST_CASE("SHARE-PP R096: every cut of 12 layers equals the unspli
     CHECK(stage.import_source() == (shared ? share_source(plan, cut) : no_source));
     if (shared) {
       CHECK_THAT(upper.run(cut), refused(Errc::stale_selection, "no selection").at(cut));
-      REQUIRE_THAT(import_selection(x, lower.state().selection(), upper.id(),
-                                    stage.import_source(), upper.batch(), upper.state()),
+      REQUIRE_THAT(import_selection(x, lower.state().selection(), upper.id(), stage.import_source(),
+                                    upper.batch(), upper.state()),
                    succeeded());
     }
     upper.run_all(cut, 12);
@@ -71,8 +71,7 @@ TEMPLATE_LIST_TEST_CASE("SHARE-PP R097: an import under a wrong name is refused 
     CHECK_THAT(upper.run(3), refused(Errc::stale_selection, "source layer").at(3).naming(1, 2));
   }
   SECTION("another forward") {
-    REQUIRE_THAT(import_selection(x, handed, {6, 3}, 1, upper.batch(), upper.state()),
-                 succeeded());
+    REQUIRE_THAT(import_selection(x, handed, {6, 3}, 1, upper.batch(), upper.state()), succeeded());
     CHECK_THAT(upper.run(3), refused(Errc::stale_selection, "forward").at(3).naming(7, 6));
   }
   CHECK(upper.untouched_outputs(3));
@@ -148,8 +147,9 @@ TEMPLATE_LIST_TEST_CASE("SHARE-PP: a group plan without requests is refused befo
 
 // What a stage receives may come from an engine that pads or damages; nothing of it becomes an
 // address.
-TEMPLATE_LIST_TEST_CASE("CONTRACT: an imported selection with garbage behind its counts is harmless",
-                        "[pipeline]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE(
+    "CONTRACT: an imported selection with garbage behind its counts is harmless", "[pipeline]",
+    test::Executors) {
   TestType const x{};
   Schedule const share("FS");
   Model<> model(share, 2);
@@ -167,8 +167,7 @@ TEMPLATE_LIST_TEST_CASE("CONTRACT: an imported selection with garbage behind its
       make_dense<host, position_t const, 2>(handed.indices.data(), {rows, handed.top_k}),
       make_lengths<host>(handed.counts.data(), Rows{rows})};
   Session upper(x, model, share, mixed_rows());
-  REQUIRE_THAT(import_selection(x, from, upper.id(), 0, upper.batch(), upper.state()),
-               succeeded());
+  REQUIRE_THAT(import_selection(x, from, upper.id(), 0, upper.batch(), upper.state()), succeeded());
   REQUIRE_THAT(upper.run(1), succeeded());
   CHECK(upper.selected(1) == whole.selected(1));
   CHECK(upper.result(1) == whole.result(1));

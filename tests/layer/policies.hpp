@@ -91,8 +91,7 @@ Result<WorkspaceSize> topk_workspace(X const& x, FailingTopK, Shape const& shape
 }
 
 template <Executor X, class Score>
-Status topk_select(X const& x, FailingTopK const& p,
-                   ScoreView<X::space, Score const> const& scores,
+Status topk_select(X const& x, FailingTopK const& p, ScoreView<X::space, Score const> const& scores,
                    LengthView<X::space> const& lengths, SelectionView<X::space> const& out,
                    Workspace ws) noexcept {
   Status const status = topk_select(x, RadixTopK{}, scores, lengths, out, ws);

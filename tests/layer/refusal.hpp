@@ -15,7 +15,7 @@
 template <>
 struct Catch::StringMaker<indexshare::Status> {
   static std::string convert(indexshare::Status const& s) {
-    return "{code " + std::to_string(static_cast<int>(s.code)) + ", \"" + s.what + "\", layer " +
+    return std::string("{") + name(s.code) + ", \"" + s.what + "\", layer " +
            std::to_string(s.layer) + ", expected " + std::to_string(s.expected) + ", got " +
            std::to_string(s.got) + "}";
   }
@@ -45,13 +45,12 @@ class Refused : public Catch::Matchers::MatcherGenericBase {
   }
 
   bool match(indexshare::Status const& status) const {
-    return status.code == code_ &&
-           std::string(status.what).find(part_) != std::string::npos &&
+    return status.code == code_ && std::string(status.what).find(part_) != std::string::npos &&
            (!layer_ || *layer_ == status.layer) &&
            (!numbers_ || *numbers_ == std::pair(status.expected, status.got));
   }
   std::string describe() const override {
-    std::string text = "is code " + std::to_string(static_cast<int>(code_)) + " about \"" + part_ + '"';
+    std::string text = std::string("is ") + name(code_) + " about \"" + part_ + '"';
     if (layer_) text += ", layer " + std::to_string(*layer_);
     if (numbers_) {
       text += ", expected " + std::to_string(numbers_->first) + ", got " +

@@ -54,8 +54,8 @@ View restrided(View const& view, std::size_t dimension, index_t stride) {
     extents.fill(1);
     strides.fill(1);
     strides[dimension] = n;
-    return std::bit_cast<Words>(make_strided<host, typename View::element_type, View::rank()>(
-        nullptr, extents, strides));
+    return std::bit_cast<Words>(
+        make_strided<host, typename View::element_type, View::rank()>(nullptr, extents, strides));
   };
   Words const probe = with_stride(1);
   Words const other = with_stride(2);
@@ -145,8 +145,7 @@ std::vector<Case<X>> common_cases() {
       {"no scale", [](C c) { c.in.attention.scale = 0; }, refused(Errc::bad_value, "scale")},
       {"negative scale", [](C c) { c.in.attention.scale = -0.1f; },
        refused(Errc::bad_value, "scale")},
-      {"infinite scale",
-       [](C c) { c.in.attention.scale = std::numeric_limits<float>::infinity(); },
+      {"infinite scale", [](C c) { c.in.attention.scale = std::numeric_limits<float>::infinity(); },
        refused(Errc::bad_value, "scale")},
       {"NaN scale", [](C c) { c.in.attention.scale = std::numeric_limits<float>::quiet_NaN(); },
        refused(Errc::bad_value, "scale")},
@@ -194,7 +193,8 @@ std::vector<Case<X>> indexer_cases() {
       {"index page table with gaps between its entries",
        [](C c) { c.in.batch.index_pages.pages = restrided(c.in.batch.index_pages.pages, 1, 2); },
        refused(Errc::bad_stride, "batch.index_pages").naming(1, 2)},
-      {"fewer rows of index queries", [](C c) { c.in.indexer->q = resized(c.in.indexer->q, 0, -1); },
+      {"fewer rows of index queries",
+       [](C c) { c.in.indexer->q = resized(c.in.indexer->q, 0, -1); },
        shape_error("rows of the index queries").naming(10, 9)},
       {"fewer index heads", [](C c) { c.in.indexer->q = resized(c.in.indexer->q, 1, -1); },
        shape_error("heads of the index queries").naming(3, 2)},
@@ -325,7 +325,6 @@ TEMPLATE_LIST_TEST_CASE("DIAG: optional outputs may be absent", "[refusals]", te
                                     session.workspace()),
                succeeded());
   CHECK(session.out(0) == expected.out(0));
-
 }
 
 }  // namespace

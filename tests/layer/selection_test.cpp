@@ -108,11 +108,11 @@ TEMPLATE_LIST_TEST_CASE(
     for (std::int32_t const number : {0, 1}) {
       auto const append = [&](auto& cache, PageTable<host> const& pages, Part part) {
         auto const row = token_values(part, number, 0, position, cache.lanes());
-        REQUIRE_THAT(append_rows(x,
-                                 make_dense<host, float const, 2>(row.data(), {1, cache.lanes()}),
-                                 make_lengths<host>(&position, Rows{1}),
-                                 make_lengths<host>(&request, Rows{1}), pages, writable(cache)),
-                     succeeded());
+        REQUIRE_THAT(
+            append_rows(x, make_dense<host, float const, 2>(row.data(), {1, cache.lanes()}),
+                        make_lengths<host>(&position, Rows{1}),
+                        make_lengths<host>(&request, Rows{1}), pages, writable(cache)),
+            succeeded());
       };
       append(model.kv(number), model.kv_pages(), Part::kv);
       if (number == 0) append(model.index_keys(0), model.index_pages(), Part::index_key);
@@ -213,9 +213,7 @@ TEMPLATE_LIST_TEST_CASE("PAGE R126: a position without a page is not taken for s
   Session expected(TestType{}, model, share, rows);
   expected.run_all();
   // Whoever owns slot 0 in either cache, its row is huge.
-  auto const canary = [](auto& cache) {
-    std::fill_n(cache.memory().data(), cache.lanes(), 1e30f);
-  };
+  auto const canary = [](auto& cache) { std::fill_n(cache.memory().data(), cache.lanes(), 1e30f); };
   SECTION("index keys: such a position scores -inf") {
     canary(model.index_keys(0));
     model.index_keys(0).unmap(3, 2);  // positions 8 .. 11

@@ -76,8 +76,7 @@ class OwnedState {
 /// What an output holds before a call and after a refused one.
 inline bool untouched(test::Guarded<float> const& output) {
   auto const bytes = std::as_bytes(output.span());
-  return std::all_of(bytes.begin(), bytes.end(),
-                     [](std::byte b) { return b == test::unwritten; });
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == test::unwritten; });
 }
 
 /// What a session is made of besides executor, model and share policy.
@@ -183,8 +182,8 @@ class Session {
   auto attention_inputs(std::int32_t number) {
     Shape const& shape = model_.shape;
     return typename Attention::template inputs<host>{
-        make_query<host>(queries_[to_size(number)].q.data(), Rows{row_count()},
-                         Heads{shape.heads}, HeadDim{shape.key_dim}),
+        make_query<host>(queries_[to_size(number)].q.data(), Rows{row_count()}, Heads{shape.heads},
+                         HeadDim{shape.key_dim}),
         model_.kv(number).view(), 0.125f};
   }
   Outputs outputs(std::int32_t number) {

@@ -34,8 +34,9 @@ TEMPLATE_LIST_TEST_CASE(
   CHECK(session.selected(0) != session.selected(4));
 }
 
-TEMPLATE_LIST_TEST_CASE("SHARE-STALE R107: a middle layer's output may die before the last layer runs",
-                        "[share]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE(
+    "SHARE-STALE R107: a middle layer's output may die before the last layer runs", "[share]",
+    test::Executors) {
   Schedule const share("FSSS");
   Model<> model(share, 4);
   Session session(TestType{}, model, share, mixed_rows());
@@ -83,8 +84,7 @@ TEMPLATE_LIST_TEST_CASE("SHARE-STALE: index keys of a full layer decide for its 
   Session before(TestType{}, model, share, mixed_rows());
   before.run_all();
   for (position_t s = 0; s < contexts[1]; ++s) {
-    model.index_keys(2).write(
-        1, s, token_values(Part::index_key, 50, 1, s, model.shape.index_dim));
+    model.index_keys(2).write(1, s, token_values(Part::index_key, 50, 1, s, model.shape.index_dim));
   }
   Session after(TestType{}, model, share, mixed_rows());
   after.run_all();
@@ -164,9 +164,7 @@ TEMPLATE_LIST_TEST_CASE("CFG-SCHED: every share policy runs as its schedule writ
     fields.types = cuda::std::span<LayerRole const>(types.data(), types.size());
     check_same_as_by_hand(x, make_share_plan(fields).value(), glm);
   }
-  SECTION("EveryLayer") {
-    check_same_as_by_hand(x, EveryLayer{8}, Schedule("FFFFFFFF"));
-  }
+  SECTION("EveryLayer") { check_same_as_by_hand(x, EveryLayer{8}, Schedule("FFFFFFFF")); }
   SECTION("Periodic with the default offset") {
     check_same_as_by_hand(x, Periodic{.layers = 8, .freq = 4}, Schedule("FFSSSFSS"));
   }
@@ -191,8 +189,7 @@ TEMPLATE_LIST_TEST_CASE("CFG-SCHED R020: the full layers before the offset atten
       REQUIRE(selection.size() == 8);
       auto const got = row_of(session.out(number), shape, r);
       CHECK(close(got, attention_by_hand(model, number, rows[r], selection)));
-      CHECK_FALSE(
-          close(got, attention_by_hand(model, number, rows[r], all_below(rows[r].length))));
+      CHECK_FALSE(close(got, attention_by_hand(model, number, rows[r], all_below(rows[r].length))));
     }
   }
 }

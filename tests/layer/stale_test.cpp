@@ -7,8 +7,9 @@
 namespace {
 using namespace layer_test;
 
-TEMPLATE_LIST_TEST_CASE("SHARE-STALE R094: a shared layer refuses the selection of an earlier forward",
-                        "[stale]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE(
+    "SHARE-STALE R094: a shared layer refuses the selection of an earlier forward", "[stale]",
+    test::Executors) {
   Schedule const share("FSSF");
   Model<> model(share, 4);
   Session earlier(TestType{}, model, share, mixed_rows(), {7, 3});
@@ -109,8 +110,7 @@ TEMPLATE_LIST_TEST_CASE("SHARE-STALE R102: a shared layer without a source is re
     Schedule const share("FS");
     Model<> model(share, 2);
     Session session(TestType{}, model, share, mixed_rows(), {0, 0});
-    CHECK_THAT(session.run(1),
-               refused(Errc::stale_selection, "no selection").at(1).naming(0, -1));
+    CHECK_THAT(session.run(1), refused(Errc::stale_selection, "no selection").at(1).naming(0, -1));
     CHECK(session.untouched_outputs(1));
   }
 }
@@ -250,12 +250,11 @@ TEMPLATE_LIST_TEST_CASE("SHARE-STALE: a refused full layer does not revive an ol
   auto bare = second.inputs(0);
   bare.indexer = cuda::std::nullopt;
   REQUIRE_FALSE(second.run(0, bare, first.state()).ok());
-  CHECK_THAT(second.run(1, second.inputs(1), first.state()),
-             refused(Errc::stale_selection).at(1));
+  CHECK_THAT(second.run(1, second.inputs(1), first.state()), refused(Errc::stale_selection).at(1));
 }
 
-TEMPLATE_LIST_TEST_CASE("PAGE: KV in another page table than the group's needs plan_group", "[stale]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("PAGE: KV in another page table than the group's needs plan_group",
+                        "[stale]", test::Executors) {
   TestType const x{};
   Schedule const share("FSS");
   Model<> model(share, 3);
@@ -299,8 +298,7 @@ TEMPLATE_LIST_TEST_CASE("PAGE: the same table read with another page size is ano
   in.batch.kv_pages.page_size *= 2;
   in.attention.kv.block_size *= 2;
   in.attention.kv.blocks /= 2;
-  CHECK_THAT(session.run(1, in),
-             refused(Errc::stale_selection, "kv_pages").at(1).naming(8, 16));
+  CHECK_THAT(session.run(1, in), refused(Errc::stale_selection, "kv_pages").at(1).naming(8, 16));
   CHECK(session.untouched_outputs(1));
 }
 

@@ -37,9 +37,9 @@ Shape random_shape(test::Random& random) {
   return shape;
 }
 
-constexpr index_t Shape::* extents[] = {&Shape::rows,      &Shape::keys,  &Shape::top_k,
-                                        &Shape::index_heads, &Shape::index_dim, &Shape::heads,
-                                        &Shape::key_dim,   &Shape::value_dim};
+constexpr index_t Shape::*extents[] = {&Shape::rows,        &Shape::keys,      &Shape::top_k,
+                                       &Shape::index_heads, &Shape::index_dim, &Shape::heads,
+                                       &Shape::key_dim,     &Shape::value_dim};
 
 TEMPLATE_LIST_TEST_CASE("MEM: a workspace is within its budget, or the error names the minimum",
                         "[workspace]", test::Executors) {
@@ -82,7 +82,8 @@ TEMPLATE_LIST_TEST_CASE("MEM R140: a workspace is monotone in every capacity and
     for (auto const extent : extents) {
       auto larger = layer;
       larger.shape.*extent += 1 + static_cast<index_t>(random.below(100));
-      if (extent == &Shape::value_dim) larger.shape.key_dim = std::max(larger.shape.key_dim, larger.shape.value_dim);
+      if (extent == &Shape::value_dim)
+        larger.shape.key_dim = std::max(larger.shape.key_dim, larger.shape.value_dim);
       CHECK(minimum_budget(larger, x) >= least);
       CHECK(larger.workspace(x, std::size_t{1} << 40)->bytes >= all);
       auto const size = larger.workspace(x, budget);
@@ -118,8 +119,8 @@ TEMPLATE_LIST_TEST_CASE("MEM R139: scratch grows by one score per row and key, w
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("MEM: dense layers and shared layers need no room for scores", "[workspace]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("MEM: dense layers and shared layers need no room for scores",
+                        "[workspace]", test::Executors) {
   TestType const x{};
   Shape wide = small_shape;
   wide.keys = 1 << 20;
@@ -146,13 +147,13 @@ TEMPLATE_LIST_TEST_CASE("INT32 R142: no size wraps around, up to the largest pos
 TEMPLATE_LIST_TEST_CASE("KSHAPE: a shape without meaning has no workspace", "[workspace]",
                         test::Executors) {
   TestType const x{};
-  auto const size_of = [&](index_t Shape::* extent, index_t value) {
+  auto const size_of = [&](index_t Shape::*extent, index_t value) {
     Shape shape = small_shape;
     shape.*extent = value;
     return layer_of(shape).workspace(x, ample);
   };
   constexpr index_t beyond = index_t{std::numeric_limits<position_t>::max()} + 1;
-  auto const check = [&](index_t Shape::* extent, index_t value, char const* name) {
+  auto const check = [&](index_t Shape::*extent, index_t value, char const* name) {
     CAPTURE(name, value);
     auto const size = size_of(extent, value);
     REQUIRE_FALSE(size.has_value());
@@ -170,14 +171,13 @@ TEMPLATE_LIST_TEST_CASE("KSHAPE: a shape without meaning has no workspace", "[wo
 
 TEMPLATE_LIST_TEST_CASE("KSHAPE: a negative model size has no workspace", "[workspace]",
                         test::Executors) {
-  auto const [extent, name] =
-      GENERATE(Catch::Generators::table<index_t Shape::*, char const*>({
-          {&Shape::index_heads, "index_heads"},
-          {&Shape::index_dim, "index_dim"},
-          {&Shape::heads, "heads"},
-          {&Shape::key_dim, "key_dim"},
-          {&Shape::value_dim, "value_dim"},
-      }));
+  auto const [extent, name] = GENERATE(Catch::Generators::table<index_t Shape::*, char const*>({
+      {&Shape::index_heads, "index_heads"},
+      {&Shape::index_dim, "index_dim"},
+      {&Shape::heads, "heads"},
+      {&Shape::key_dim, "key_dim"},
+      {&Shape::value_dim, "value_dim"},
+  }));
   CAPTURE(name);
   Shape shape = small_shape;
   shape.*extent = -1;
@@ -221,8 +221,7 @@ TEMPLATE_LIST_TEST_CASE("MEM R138: results do not depend on the budget", "[works
   CHECK(most_passes > 2);
 }
 
-TEMPLATE_LIST_TEST_CASE("MEM R138: 64 rows against 65536 keys run within 1 MiB",
-                        "[workspace]",
+TEMPLATE_LIST_TEST_CASE("MEM R138: 64 rows against 65536 keys run within 1 MiB", "[workspace]",
                         test::Executors) {
   TestType const x{};
   // A full sort of 65536 keys for each row takes the reference its time.
