@@ -34,7 +34,7 @@ constexpr Status check_at_least(char const* what, index_t minimum, index_t got) 
 }
 
 /// A view that will be read: data where it has elements, lanes next to each other, and no stride
-/// below zero. Stride 0 in an outer dimension is a broadcast.
+/// below zero.
 template <class View>
 constexpr Status check_readable(char const* what, View const& view) noexcept {
   constexpr std::size_t rank = View::rank();
