@@ -9,16 +9,23 @@
 #include <random>
 #include <vector>
 
-/// @file The stages of one decode row at GLM-5.2's shape on the host back end, one thread. Rates are
-/// of the stated arithmetic, so that runs on different machines can be held against their peaks.
+/// @file The stages of one decode row at GLM-5.2's shape on the host back end, one thread. Rates
+/// are of the stated arithmetic, so that runs on different machines can be held against their
+/// peaks.
 
 namespace {
 
 using namespace indexshare;
 
 constexpr Shape glm52(index_t keys) {
-  return {.rows = 1, .keys = keys, .top_k = 2048, .index_heads = 32, .index_dim = 128,
-          .heads = 64, .key_dim = 576, .value_dim = 512};
+  return {.rows = 1,
+          .keys = keys,
+          .top_k = 2048,
+          .index_heads = 32,
+          .index_dim = 128,
+          .heads = 64,
+          .key_dim = 576,
+          .value_dim = 512};
 }
 
 std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
@@ -39,14 +46,14 @@ struct OneRow {
   explicit OneRow(index_t keys) : length(static_cast<position_t>(keys)) {}
   RowBatch<Space::host> batch() const {
     auto const table = make_contiguous_table<Space::host>(Keys{length});
-    return {make_lengths<Space::host>(&length, Rows{1}), make_lengths<Space::host>(&request, Rows{1}),
-            table, table};
+    return {make_lengths<Space::host>(&length, Rows{1}),
+            make_lengths<Space::host>(&request, Rows{1}), table, table};
   }
 };
 
 void rate(benchmark::State& state, double flops) {
-  state.counters["FLOP/s"] = benchmark::Counter(
-      flops * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["FLOP/s"] = benchmark::Counter(flops * static_cast<double>(state.iterations()),
+                                                benchmark::Counter::kIsRate);
 }
 
 void indexer_decode(benchmark::State& state) {
@@ -58,7 +65,8 @@ void indexer_decode(benchmark::State& state) {
   std::vector<float> scores(at(shape.keys));
   OneRow const row(shape.keys);
   Indexer::inputs<Space::host> const in{
-      make_query<Space::host>(q.data(), Rows{1}, Heads{shape.index_heads}, HeadDim{shape.index_dim}),
+      make_query<Space::host>(q.data(), Rows{1}, Heads{shape.index_heads},
+                              HeadDim{shape.index_dim}),
       make_head_weights<Space::host>(weights.data(), Rows{1}, Heads{shape.index_heads}),
       make_contiguous_cache<Space::host>(keys.data(), Requests{1}, Keys{shape.keys},
                                          HeadDim{shape.index_dim})};
@@ -127,8 +135,8 @@ void attention_decode(benchmark::State& state) {
     if (!status.ok()) state.SkipWithError(status.what);
     benchmark::DoNotOptimize(out.data());
   }
-  rate(state, 2.0 * static_cast<double>(shape.heads * shape.top_k *
-                                        (shape.key_dim + shape.value_dim)));
+  rate(state,
+       2.0 * static_cast<double>(shape.heads * shape.top_k * (shape.key_dim + shape.value_dim)));
 }
 
 BENCHMARK(indexer_decode)->Arg(8192)->Arg(65536)->Unit(benchmark::kMillisecond);

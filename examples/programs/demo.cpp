@@ -40,7 +40,8 @@ constexpr OptionSpec options[] = {
 
 constexpr char const* purpose =
     "Runs a stack of sparse-attention layers with a model's own full/shared schedule on synthetic\n"
-    "data, without and with sharing, and checks it against the reference. Exit status 0: the check\n"
+    "data, without and with sharing, and checks it against the reference. Exit status 0: the "
+    "check\n"
     "passed, 1: it failed, 2: an error, in one line on stderr.";
 
 constexpr int check_failed = 1;
@@ -92,8 +93,7 @@ Parsed<DemoSettings> read_settings(Arguments const& arguments, indexshare::Share
                       {"--threads", machine, 1, 1024, 0},
                       {"--seed", 1, 0, std::numeric_limits<std::int64_t>::max(), 0}};
   for (Number& number : numbers) {
-    auto const value =
-        arguments.integer(number.option, number.otherwise, number.low, number.high);
+    auto const value = arguments.integer(number.option, number.otherwise, number.low, number.high);
     if (!value) return cuda::std::unexpected(value.error());
     number.value = *value;
   }
@@ -114,12 +114,12 @@ Parsed<DemoSettings> read_settings(Arguments const& arguments, indexshare::Share
 
 /// Refuses a run whose caches this machine cannot hold.
 Parsed<bool> check_memory(DemoSettings const& settings, indexshare::ModelConfig const& model) {
-  double const per_token = 2.0 * static_cast<double>(model.index_head_dim + model.kv_lora_rank +
-                                                     model.qk_rope_head_dim);
+  double const per_token =
+      2.0 * static_cast<double>(model.index_head_dim + model.kv_lora_rank + model.qk_rope_head_dim);
   double const layers = settings.last_layer - settings.first_layer + 1;
   double const need = 2 * static_cast<double>(settings.context) * per_token * layers * 1.1;
-  double const have = static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
-                      static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  double const have =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
   if (need <= have) return true;
   auto const gib = [](double bytes) {
     return std::to_string(static_cast<std::int64_t>(bytes / (1 << 30)) + 1) + " GiB";
@@ -175,20 +175,20 @@ int run(Arguments const& arguments) {
   ThreadPool pool(settings->threads);
   Demo demo(config.model, config.plan, *settings, pool, show_progress);
   std::string const name = arguments.has("--config") ? file : "GLM-5.2, published values";
-  std::printf("%s: layers %d:%d of %d, top-k %lld at a context of %lld, %lld heads, latent %lld + "
-              "rope %lld, indexer %lld x %lld, %d threads\n",
-              name.c_str(), settings->first_layer, settings->last_layer, config.plan.num_layers(),
-              static_cast<long long>(config.model.index_topk),
-              static_cast<long long>(settings->context),
-              static_cast<long long>(config.model.num_attention_heads),
-              static_cast<long long>(config.model.kv_lora_rank),
-              static_cast<long long>(config.model.qk_rope_head_dim),
-              static_cast<long long>(config.model.index_n_heads),
-              static_cast<long long>(config.model.index_head_dim), settings->threads);
+  std::printf(
+      "%s: layers %d:%d of %d, top-k %lld at a context of %lld, %lld heads, latent %lld + "
+      "rope %lld, indexer %lld x %lld, %d threads\n",
+      name.c_str(), settings->first_layer, settings->last_layer, config.plan.num_layers(),
+      static_cast<long long>(config.model.index_topk), static_cast<long long>(settings->context),
+      static_cast<long long>(config.model.num_attention_heads),
+      static_cast<long long>(config.model.kv_lora_rank),
+      static_cast<long long>(config.model.qk_rope_head_dim),
+      static_cast<long long>(config.model.index_n_heads),
+      static_cast<long long>(config.model.index_head_dim), settings->threads);
   std::fflush(stdout);
 
-  DemoOutcome outcome{name, config.model, config.plan, *settings, demo.shape(), demo.run(), "", {},
-                      ""};
+  DemoOutcome outcome{name,       config.model, config.plan, *settings, demo.shape(),
+                      demo.run(), "",           {},          ""};
   replay_fixture(arguments.text("--golden", INDEXSHARE_GOLDEN_DIR), pool, outcome);
   end_progress();
   print_report(outcome);

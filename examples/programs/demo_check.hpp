@@ -41,9 +41,9 @@ class DemoChecker {
  public:
   static constexpr double tolerance = 5e-5;  ///< of outputs, relative to the row's largest
 
-  std::int64_t selections = 0;        ///< rows of full layers recomputed, compared byte for byte
-  std::int64_t reused = 0;            ///< rows of shared layers compared with their source's
-  std::int64_t outputs = 0;           ///< (row, head) outputs recomputed
+  std::int64_t selections = 0;  ///< rows of full layers recomputed, compared byte for byte
+  std::int64_t reused = 0;      ///< rows of shared layers compared with their source's
+  std::int64_t outputs = 0;     ///< (row, head) outputs recomputed
   std::int64_t wrong_selections = 0;
   std::int64_t wrong_reused = 0;
   std::int64_t wrong_outputs = 0;
@@ -111,9 +111,9 @@ class DemoChecker {
     std::vector<position_t> expected(at(shape.top_k + 1));
     auto const out = indexshare::make_selection<Space::host>(
         expected.data(), expected.data() + shape.top_k, {1}, {shape.top_k});
-    indexshare::HostMemory const scratch({std::max(
-        indexer_workspace(Reference{}, Indexer{}, shape).value().bytes,
-        topk_workspace(Reference{}, indexshare::RadixTopK{}, shape).value().bytes)});
+    indexshare::HostMemory const scratch(
+        {std::max(indexer_workspace(Reference{}, Indexer{}, shape).value().bytes,
+                  topk_workspace(Reference{}, indexshare::RadixTopK{}, shape).value().bytes)});
     require(indexer_score(Reference{}, Indexer{}, inputs, batch, {{0, 1}, shape.top_k}, view,
                           scratch.view()));
     require(topk_select(Reference{}, indexshare::RadixTopK{},
@@ -152,8 +152,8 @@ class DemoChecker {
         &in.attention.q(row, first_head, 0), {1, part.heads, part.key_dim},
         {in.attention.q.stride(0), in.attention.q.stride(1), 1});
     if (inputs.sink.data_handle() != nullptr) {
-      inputs.sink = indexshare::make_sink<Space::host>(&in.attention.sink(first_head),
-                                                       {part.heads});
+      inputs.sink =
+          indexshare::make_sink<Space::host>(&in.attention.sink(first_head), {part.heads});
     }
     auto const batch = one_row(in.batch, row);
     std::vector<position_t> slots;
@@ -164,12 +164,13 @@ class DemoChecker {
         indexshare::make_dense<Space::host, position_t const, 2>(slots.data(), {1, part.top_k}),
         indexshare::rows_of(selection.counts, row, 1)};
     std::vector<float> expected(at(part.heads * part.value_dim));
-    indexshare::HostMemory const scratch(attention_workspace(Reference{}, Attention{}, part).value());
-    require(attention_run(Reference{}, Attention{}, inputs, batch, {0, 1}, plan,
-                          {indexshare::make_output<Space::host>(expected.data(), {1}, {part.heads},
-                                                                {part.value_dim}),
-                           {}},
-                          part, scratch.view()));
+    indexshare::HostMemory const scratch(
+        attention_workspace(Reference{}, Attention{}, part).value());
+    require(attention_run(
+        Reference{}, Attention{}, inputs, batch, {0, 1}, plan,
+        {indexshare::make_output<Space::host>(expected.data(), {1}, {part.heads}, {part.value_dim}),
+         {}},
+        part, scratch.view()));
     for (index_t h = 0; h < part.heads; ++h) {
       double largest = 0;
       double error = 0;

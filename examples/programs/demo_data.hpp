@@ -29,7 +29,15 @@ struct Token {
 /// sharing, and rows in any batch, see the same data. The generator is splitmix64.
 class RandomStream {
  public:
-  enum class Use : std::uint64_t { index_key = 1, kv, index_query, head_weight, query, sink, pages };
+  enum class Use : std::uint64_t {
+    index_key = 1,
+    kv,
+    index_query,
+    head_weight,
+    query,
+    sink,
+    pages
+  };
 
   RandomStream(std::uint64_t seed, Use use, std::int32_t layer, Token token) : state_(seed) {
     for (std::uint64_t const part :
@@ -136,9 +144,9 @@ class Pages {
   index_t count() const { return requests_ * per_request_; }
   index_t keys() const { return per_request_ * page_size; }
   indexshare::PageTable<Space::host> table() const {
-    return indexshare::make_page_table<Space::host>(
-        table_.data(), indexshare::Requests{requests_}, indexshare::Pages{per_request_},
-        indexshare::PageSize{page_size});
+    return indexshare::make_page_table<Space::host>(table_.data(), indexshare::Requests{requests_},
+                                                    indexshare::Pages{per_request_},
+                                                    indexshare::PageSize{page_size});
   }
 
  private:

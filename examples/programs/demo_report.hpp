@@ -61,24 +61,27 @@ inline void print_totals(char const* name, StackReport const& stack) {
 
 inline void print_model_counts(DemoOutcome const& outcome) {
   if (indexshare::can_count_complete(outcome.config).ok()) {
-    std::printf("\nFLOPs of one decoded token at %lld keys, whole model without MTP, complete count "
-                "(2 per multiply-add)\n",
-                static_cast<long long>(outcome.settings.context));
+    std::printf(
+        "\nFLOPs of one decoded token at %lld keys, whole model without MTP, complete count "
+        "(2 per multiply-add)\n",
+        static_cast<long long>(outcome.settings.context));
     for (auto const form : {indexshare::CoreForm::absorbed, indexshare::CoreForm::expanded}) {
       auto const flops = indexshare::complete_sharing_flops(outcome.config, outcome.plan,
                                                             outcome.settings.context, form);
-      std::printf("  %s core: %.1f G every layer full, %.1f G as scheduled, ratio %.2f (of counts, "
-                  "not a speed-up)\n",
-                  form == indexshare::CoreForm::absorbed ? "absorbed" : "expanded",
-                  flops.all_full.total() * 1e-9, flops.shared.total() * 1e-9, flops.ratio());
+      std::printf(
+          "  %s core: %.1f G every layer full, %.1f G as scheduled, ratio %.2f (of counts, "
+          "not a speed-up)\n",
+          form == indexshare::CoreForm::absorbed ? "absorbed" : "expanded",
+          flops.all_full.total() * 1e-9, flops.shared.total() * 1e-9, flops.ratio());
     }
   }
   if (indexshare::can_count_cache_bytes(outcome.config).ok()) {
     auto const bytes = indexshare::cache_bytes_per_token(outcome.config, outcome.plan);
-    std::printf("Cache bytes per token, whole model without MTP, fp8 forms: index keys %lld every "
-                "layer full, %lld as scheduled; KV %lld either way\n",
-                static_cast<long long>(bytes.index_key_all_full),
-                static_cast<long long>(bytes.index_key), static_cast<long long>(bytes.kv));
+    std::printf(
+        "Cache bytes per token, whole model without MTP, fp8 forms: index keys %lld every "
+        "layer full, %lld as scheduled; KV %lld either way\n",
+        static_cast<long long>(bytes.index_key_all_full), static_cast<long long>(bytes.index_key),
+        static_cast<long long>(bytes.kv));
   }
 }
 
@@ -90,19 +93,20 @@ inline void print_check(DemoOutcome const& outcome) {
               static_cast<long long>(check.wrong_selections));
   std::printf("  reuse: %lld rows of shared layers, %lld differ from their source\n",
               static_cast<long long>(check.reused), static_cast<long long>(check.wrong_reused));
-  std::printf("  attention: %lld head rows recomputed, %lld off, worst error %.1e of the largest "
-              "value (allowed %.0e)\n",
-              static_cast<long long>(check.outputs), static_cast<long long>(check.wrong_outputs),
-              check.worst_output, DemoChecker::tolerance);
+  std::printf(
+      "  attention: %lld head rows recomputed, %lld off, worst error %.1e of the largest "
+      "value (allowed %.0e)\n",
+      static_cast<long long>(check.outputs), static_cast<long long>(check.wrong_outputs),
+      check.worst_output, DemoChecker::tolerance);
   if (outcome.golden) {
     GoldenReport const& golden = *outcome.golden;
-    std::printf("  transformers' fixture %s: %lld rows compared, %lld skipped, %lld differ; %lld "
-                "reused, %lld differ; worst errors score %.1e, lse %.1e, output %.1e\n",
-                outcome.golden_name.c_str(), static_cast<long long>(golden.rows),
-                static_cast<long long>(golden.skipped), static_cast<long long>(golden.wrong),
-                static_cast<long long>(golden.shared_rows),
-                static_cast<long long>(golden.shared_wrong), golden.score_error, golden.lse_error,
-                golden.output_error);
+    std::printf(
+        "  transformers' fixture %s: %lld rows compared, %lld skipped, %lld differ; %lld "
+        "reused, %lld differ; worst errors score %.1e, lse %.1e, output %.1e\n",
+        outcome.golden_name.c_str(), static_cast<long long>(golden.rows),
+        static_cast<long long>(golden.skipped), static_cast<long long>(golden.wrong),
+        static_cast<long long>(golden.shared_rows), static_cast<long long>(golden.shared_wrong),
+        golden.score_error, golden.lse_error, golden.output_error);
   } else {
     std::printf("  transformers' fixture: not replayed, %s\n", outcome.golden_note.c_str());
   }
@@ -154,23 +158,22 @@ inline void print_report(DemoOutcome const& outcome) {
 inline nlohmann::json json_report(DemoOutcome const& outcome) {
   DemoSettings const& settings = outcome.settings;
   DemoChecker const& check = outcome.result.checker;
-  nlohmann::json report = {
-      {"model", outcome.model},
-      {"layers", {settings.first_layer, settings.last_layer}},
-      {"context", settings.context},
-      {"decode", settings.decode_steps},
-      {"draft", settings.draft_steps},
-      {"threads", settings.threads},
-      {"seed", settings.seed},
-      {"check",
-       {{"passed", outcome.passed()},
-        {"selections", check.selections},
-        {"wrong_selections", check.wrong_selections},
-        {"reused", check.reused},
-        {"wrong_reused", check.wrong_reused},
-        {"outputs", check.outputs},
-        {"wrong_outputs", check.wrong_outputs},
-        {"worst_output_error", check.worst_output}}}};
+  nlohmann::json report = {{"model", outcome.model},
+                           {"layers", {settings.first_layer, settings.last_layer}},
+                           {"context", settings.context},
+                           {"decode", settings.decode_steps},
+                           {"draft", settings.draft_steps},
+                           {"threads", settings.threads},
+                           {"seed", settings.seed},
+                           {"check",
+                            {{"passed", outcome.passed()},
+                             {"selections", check.selections},
+                             {"wrong_selections", check.wrong_selections},
+                             {"reused", check.reused},
+                             {"wrong_reused", check.wrong_reused},
+                             {"outputs", check.outputs},
+                             {"wrong_outputs", check.wrong_outputs},
+                             {"worst_output_error", check.worst_output}}}};
   if (settings.share_off) report["sharing_off"] = report_detail::json_of(outcome.result.off);
   if (settings.share_on) report["sharing_on"] = report_detail::json_of(outcome.result.on);
   if (outcome.golden) {

@@ -3,8 +3,8 @@
 
 #include "demo_check.hpp"
 #include "demo_data.hpp"
-#include "owned_state.hpp"
 #include "metered.hpp"
+#include "owned_state.hpp"
 #include "thread_pool.hpp"
 
 #include <indexshare/indexshare.hpp>
@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-/// @file The demo's stack of layers: runs phases with one share policy, meters each layer, and hands
-/// samples to the checker.
+/// @file The demo's stack of layers: runs phases with one share policy, meters each layer, and
+/// hands samples to the checker.
 
 namespace programs {
 
@@ -79,28 +79,27 @@ class DemoStack {
     index_t const rows = static_cast<index_t>(phase.rows.size());
     RowInputs const values(data_, shape_, layer, phase.rows);
     BatchRows const batch(phase.rows, pages_.table());
-    std::vector<float> const sink = model_.learnable_sink ? data_.sink(layer) : std::vector<float>{};
+    std::vector<float> const sink =
+        model_.learnable_sink ? data_.sink(layer) : std::vector<float>{};
     out_.resize(at(rows * shape_.heads * shape_.value_dim));
 
     using Layer = indexshare::SparseAttentionLayer<MeteredIndexer<Indexer>,
                                                    MeteredTopK<indexshare::RadixTopK>, Share,
                                                    MeteredAttention<Attention>>;
-    Layer const module{{{}, &report.indexer}, {{}, &report.topk}, share,
-                       {{}, &report.attention}, shape_,           number};
+    Layer const module{
+        {{}, &report.indexer}, {{}, &report.topk}, share, {{}, &report.attention}, shape_, number};
     typename Layer::template inputs<Space::host> in{};
     in.batch = batch.view();
     in.id = id;
     in.attention = {indexshare::make_query<Space::host>(values.queries.data(), {rows},
                                                         {shape_.heads}, {shape_.key_dim}),
-                    caches_.at(layer).kv(),
-                    static_cast<float>(indexshare::softmax_scale(model_)),
-                    indexshare::make_sink<Space::host>(
-                        sink.empty() ? nullptr : sink.data(),
-                        {static_cast<index_t>(sink.size())})};
+                    caches_.at(layer).kv(), static_cast<float>(indexshare::softmax_scale(model_)),
+                    indexshare::make_sink<Space::host>(sink.empty() ? nullptr : sink.data(),
+                                                       {static_cast<index_t>(sink.size())})};
     if (module.is_full()) {
       in.indexer.emplace();
-      in.indexer->q = indexshare::make_query<Space::host>(
-          values.index_queries.data(), {rows}, {shape_.index_heads}, {shape_.index_dim});
+      in.indexer->q = indexshare::make_query<Space::host>(values.index_queries.data(), {rows},
+                                                          {shape_.index_heads}, {shape_.index_dim});
       in.indexer->weights = indexshare::make_head_weights<Space::host>(
           values.head_weights.data(), {rows}, {shape_.index_heads});
       in.indexer->keys = caches_.at(layer).keys();
@@ -126,8 +125,8 @@ class DemoStack {
     BatchRows const batch(phase.rows, pages_.table());
     require(indexshare::compact_selection(
         exec_, from,
-        indexshare::make_lengths<Space::host>(rows.data(), {static_cast<index_t>(rows.size())}),
-        id, batch.view(), to));
+        indexshare::make_lengths<Space::host>(rows.data(), {static_cast<index_t>(rows.size())}), id,
+        batch.view(), to));
   }
 
  private:

@@ -24,10 +24,10 @@ namespace programs {
 /// What a replay found. Errors are absolute, except `output_error`, which is relative to the
 /// largest output of the layer.
 struct GoldenReport {
-  std::int64_t rows = 0;          ///< rows of full layers whose selection was compared
-  std::int64_t skipped = 0;       ///< rows left out: the oracle's boundary gap is below 1e-5
-  std::int64_t wrong = 0;         ///< selections that differ from the oracle's set
-  std::int64_t shared_rows = 0;   ///< rows of shared layers, compared with the producer's selection
+  std::int64_t rows = 0;         ///< rows of full layers whose selection was compared
+  std::int64_t skipped = 0;      ///< rows left out: the oracle's boundary gap is below 1e-5
+  std::int64_t wrong = 0;        ///< selections that differ from the oracle's set
+  std::int64_t shared_rows = 0;  ///< rows of shared layers, compared with the producer's selection
   std::int64_t shared_wrong = 0;
   double score_error = 0;
   double lse_error = 0;
@@ -78,9 +78,9 @@ struct Rows {
   index_t requests;
   index_t columns;
   std::vector<position_t> pad;
-  std::vector<position_t> lengths;   ///< [rows]
+  std::vector<position_t> lengths;     ///< [rows]
   std::vector<position_t> of_request;  ///< [rows]
-  std::vector<position_t> pages;     ///< [requests, pages per request], scattered
+  std::vector<position_t> pages;       ///< [requests, pages per request], scattered
   index_t count() const { return static_cast<index_t>(lengths.size()); }
   index_t pages_per_request() const { return (columns + page_size - 1) / page_size; }
 
@@ -100,9 +100,9 @@ struct Rows {
   }
 
   indexshare::PageTable<Space::host> table() const {
-    return indexshare::make_page_table<Space::host>(
-        pages.data(), indexshare::Requests{requests}, indexshare::Pages{pages_per_request()},
-        indexshare::PageSize{page_size});
+    return indexshare::make_page_table<Space::host>(pages.data(), indexshare::Requests{requests},
+                                                    indexshare::Pages{pages_per_request()},
+                                                    indexshare::PageSize{page_size});
   }
   indexshare::RowBatch<Space::host> batch() const {
     return {indexshare::make_lengths<Space::host>(lengths.data(), {count()}),
@@ -186,15 +186,21 @@ class Replay {
     index_t const heads = fixture_.extent(name(number, "q_abs"), 2);
     index_t const rope = 2 * fixture_.extent("rope_cos", 2);
     Layer layer{.share = {}, .layer = number};
-    layer.shape = {.rows = rows_.count(), .keys = rows_.columns, .top_k = top_k_,
-                   .heads = heads, .key_dim = kv.lanes, .value_dim = kv.lanes - rope};
+    layer.shape = {.rows = rows_.count(),
+                   .keys = rows_.columns,
+                   .top_k = top_k_,
+                   .heads = heads,
+                   .key_dim = kv.lanes,
+                   .value_dim = kv.lanes - rope};
 
     typename Layer::template inputs<Space::host> in{};
     in.batch = rows_.batch();
     in.id = {1, 0};
-    in.attention = {indexshare::make_query<Space::host>(q.data(), {rows_.count()}, {heads},
-                                                        {kv.lanes}),
-                    kv.view(), scale_, {}};
+    in.attention = {
+        indexshare::make_query<Space::host>(q.data(), {rows_.count()}, {heads}, {kv.lanes}),
+        kv.view(),
+        scale_,
+        {}};
     std::optional<Cache<M>> keys;
     std::vector<M> q_index;
     std::vector<float> head_weights;
@@ -205,8 +211,8 @@ class Replay {
       layer.shape.index_heads = fixture_.extent(name(number, "q_index"), 2);
       layer.shape.index_dim = keys->lanes;
       in.indexer.emplace();
-      in.indexer->q = indexshare::make_query<Space::host>(
-          q_index.data(), {rows_.count()}, {layer.shape.index_heads}, {keys->lanes});
+      in.indexer->q = indexshare::make_query<Space::host>(q_index.data(), {rows_.count()},
+                                                          {layer.shape.index_heads}, {keys->lanes});
       in.indexer->weights = indexshare::make_head_weights<Space::host>(
           head_weights.data(), {rows_.count()}, {layer.shape.index_heads});
       in.indexer->keys = keys->view();
@@ -297,7 +303,8 @@ class Replay {
             sum += double{kv_b[at((h * per_head + nope + v) * latent + c)]} *
                    double{out[at((row * shape.heads + h) * latent + c)]};
           }
-          double const theirs = indexshare::to_float(expected[at((row * shape.heads + h) * value + v)]);
+          double const theirs =
+              indexshare::to_float(expected[at((row * shape.heads + h) * value + v)]);
           largest = worst(largest, theirs);
           error = worst(error, sum - theirs);
         }

@@ -105,14 +105,11 @@ auto attention_check(X const& x, MeteredAttention<P> const& p,
   return attention_check(x, p.policy, in, out, batch, shape);
 }
 template <class X, class P>
-indexshare::Status attention_run(X const& x, MeteredAttention<P> const& p,
-                                 typename P::template inputs<X::space> const& in,
-                                 indexshare::RowBatch<X::space> const& batch,
-                                 indexshare::RowRange rows,
-                                 indexshare::GroupPlan<X::space> const& plan,
-                                 typename P::template outputs<X::space> const& out,
-                                 indexshare::Shape const& shape,
-                                 indexshare::Workspace ws) noexcept {
+indexshare::Status attention_run(
+    X const& x, MeteredAttention<P> const& p, typename P::template inputs<X::space> const& in,
+    indexshare::RowBatch<X::space> const& batch, indexshare::RowRange rows,
+    indexshare::GroupPlan<X::space> const& plan, typename P::template outputs<X::space> const& out,
+    indexshare::Shape const& shape, indexshare::Workspace ws) noexcept {
   return p.meter->measure(rows, [&]() noexcept {
     return attention_run(x, p.policy, in, batch, rows, plan, out, shape, ws);
   });

@@ -71,8 +71,8 @@ struct CacheView {
 
   /// A reader's view of the same memory.
   template <class Reader>
-    requires(std::is_same_v<Reader, Storage const> && !std::is_const_v<Storage>)
-  constexpr operator CacheView<S, Format, Reader>() const noexcept {
+  requires(std::is_same_v<Reader, Storage const> && !std::is_const_v<Storage>) constexpr
+  operator CacheView<S, Format, Reader>() const noexcept {
     return {data, blocks, block_size, lanes, block_stride, row_stride, format};
   }
 };
@@ -98,7 +98,7 @@ constexpr auto make_contiguous_cache(T* data, Requests requests, Keys keys,
 
 /// Index keys in e4m3 with scales, pages of page_size * (lanes + 4) bytes.
 template <Space S, class Byte>
-  requires std::is_same_v<std::remove_const_t<Byte>, std::byte>
+requires std::is_same_v<std::remove_const_t<Byte>, std::byte>
 constexpr auto make_index_key_e4m3_cache(Byte* data, Pages pages, PageSize page_size,
                                          HeadDim lanes) noexcept {
   return CacheView<S, format::IndexKeyE4m3, Byte>{
@@ -107,13 +107,12 @@ constexpr auto make_index_key_e4m3_cache(Byte* data, Pages pages, PageSize page_
 
 /// Latent rows in e4m3 with scales per `tile` and bf16 rotary lanes.
 template <Space S, class Byte>
-  requires std::is_same_v<std::remove_const_t<Byte>, std::byte>
+requires std::is_same_v<std::remove_const_t<Byte>, std::byte>
 constexpr auto make_latent_e4m3_cache(Byte* data, Pages pages, PageSize page_size, index_t latent,
                                       index_t rope, index_t tile = 128) noexcept {
   index_t const row = latent + (latent + tile - 1) / tile * 4 + rope * 2;
-  return CacheView<S, format::LatentE4m3, Byte>{data,          pages.n, page_size.n,
-                                                latent + rope, page_size.n * row, row,
-                                                {latent, tile}};
+  return CacheView<S, format::LatentE4m3, Byte>{
+      data, pages.n, page_size.n, latent + rope, page_size.n * row, row, {latent, tile}};
 }
 
 namespace detail {

@@ -42,36 +42,43 @@ concept HasIndexerTypes = std::semiregular<P> && requires {
 };
 template <class P, class X>
 concept HasIndexerWorkspace = requires(P const p, X const x, Shape shape) {
-  { indexer_workspace(x, p, shape) } noexcept -> std::same_as<Result<WorkspaceSize>>;
+  { indexer_workspace(x, p, shape) }
+  noexcept->std::same_as<Result<WorkspaceSize>>;
 };
 template <class P, class X>
 concept HasIndexerCheck = requires(P const p, X const x,
                                    typename P::template inputs<X::space> const in,
                                    RowBatch<X::space> const batch, Shape shape) {
-  { indexer_check(x, p, in, batch, shape) } noexcept -> std::same_as<Status>;
+  { indexer_check(x, p, in, batch, shape) }
+  noexcept->std::same_as<Status>;
 };
 template <class P, class X>
-concept HasIndexerScore =
-    requires(P const p, X const x, typename P::template inputs<X::space> const in,
-             RowBatch<X::space> const batch, ScoreRequest request,
-             ScoreView<X::space, typename P::score_type> scores, Workspace ws) {
-      { indexer_score(x, p, in, batch, request, scores, ws) } noexcept -> std::same_as<Status>;
-    };
+concept HasIndexerScore = requires(P const p, X const x,
+                                   typename P::template inputs<X::space> const in,
+                                   RowBatch<X::space> const batch, ScoreRequest request,
+                                   ScoreView<X::space, typename P::score_type> scores,
+                                   Workspace ws) {
+  { indexer_score(x, p, in, batch, request, scores, ws) }
+  noexcept->std::same_as<Status>;
+};
 
 template <class P, class X>
 concept HasTopKWorkspace = requires(P const p, X const x, Shape shape) {
-  { topk_workspace(x, p, shape) } noexcept -> std::same_as<Result<WorkspaceSize>>;
+  { topk_workspace(x, p, shape) }
+  noexcept->std::same_as<Result<WorkspaceSize>>;
 };
 template <class P, class X, class Score>
-concept HasTopKSelect =
-    requires(P const p, X const x, ScoreView<X::space, Score const> scores,
-             LengthView<X::space> lengths, SelectionView<X::space> out, Workspace ws) {
-      { topk_select(x, p, scores, lengths, out, ws) } noexcept -> std::same_as<Status>;
-    };
+concept HasTopKSelect = requires(P const p, X const x, ScoreView<X::space, Score const> scores,
+                                 LengthView<X::space> lengths, SelectionView<X::space> out,
+                                 Workspace ws) {
+  { topk_select(x, p, scores, lengths, out, ws) }
+  noexcept->std::same_as<Status>;
+};
 
 template <class P>
 concept HasShareSource = requires(P const p, std::int32_t layer) {
-  { share_source(p, layer) } noexcept -> std::same_as<std::int32_t>;
+  { share_source(p, layer) }
+  noexcept->std::same_as<std::int32_t>;
 };
 
 template <class P, class X>
@@ -82,23 +89,27 @@ concept HasAttentionTypes = std::semiregular<P> && requires {
 };
 template <class P, class X>
 concept HasAttentionWorkspace = requires(P const p, X const x, Shape shape) {
-  { attention_workspace(x, p, shape) } noexcept -> std::same_as<Result<WorkspaceSize>>;
+  { attention_workspace(x, p, shape) }
+  noexcept->std::same_as<Result<WorkspaceSize>>;
 };
 template <class P, class X>
-concept HasAttentionCheck =
-    requires(P const p, X const x, typename P::template inputs<X::space> const in,
-             typename P::template outputs<X::space> const out, RowBatch<X::space> const batch,
-             Shape shape) {
-      { attention_check(x, p, in, out, batch, shape) } noexcept -> std::same_as<Status>;
-    };
+concept HasAttentionCheck = requires(P const p, X const x,
+                                     typename P::template inputs<X::space> const in,
+                                     typename P::template outputs<X::space> const out,
+                                     RowBatch<X::space> const batch, Shape shape) {
+  { attention_check(x, p, in, out, batch, shape) }
+  noexcept->std::same_as<Status>;
+};
 template <class P, class X>
-concept HasAttentionRun =
-    requires(P const p, X const x, typename P::template inputs<X::space> const in,
-             RowBatch<X::space> const batch, RowRange rows, GroupPlan<X::space> const plan,
-             typename P::template outputs<X::space> const out, Shape shape, Workspace ws) {
-      { attention_run(x, p, in, batch, rows, plan, out, shape, ws) } noexcept
-          -> std::same_as<Status>;
-    };
+concept HasAttentionRun = requires(P const p, X const x,
+                                   typename P::template inputs<X::space> const in,
+                                   RowBatch<X::space> const batch, RowRange rows,
+                                   GroupPlan<X::space> const plan,
+                                   typename P::template outputs<X::space> const out, Shape shape,
+                                   Workspace ws) {
+  { attention_run(x, p, in, batch, rows, plan, out, shape, ws) }
+  noexcept->std::same_as<Status>;
+};
 
 }  // namespace detail
 
@@ -107,9 +118,9 @@ concept HasAttentionRun =
 /// any work; `indexer_score` writes scores(i, s) for row request.rows.first + i and each key s
 /// below the row's length, and nothing at or past it.
 template <class P, class X>
-concept IndexerPolicy = Executor<X> && detail::HasIndexerTypes<P, X> &&
-                        detail::HasIndexerWorkspace<P, X> && detail::HasIndexerCheck<P, X> &&
-                        detail::HasIndexerScore<P, X>;
+concept IndexerPolicy =
+    Executor<X> && detail::HasIndexerTypes<P, X> && detail::HasIndexerWorkspace<P, X> &&
+    detail::HasIndexerCheck<P, X> && detail::HasIndexerScore<P, X>;
 
 /// Selects. `topk_select` writes for row r the n = min(k, lengths(r)) best keys under (score
 /// descending, position ascending) as ascending positions, fills the rest of the row with
@@ -117,7 +128,7 @@ concept IndexerPolicy = Executor<X> && detail::HasIndexerTypes<P, X> &&
 /// `scores`. Scores of rows with length <= k are not read.
 template <class P, class X, class Score>
 concept TopKPolicy = Executor<X> && std::semiregular<P> && detail::HasTopKWorkspace<P, X> &&
-                     detail::HasTopKSelect<P, X, Score>;
+    detail::HasTopKSelect<P, X, Score>;
 
 /// The schedule: `share_source(policy, layer)` is the layer whose selection `layer` uses (itself:
 /// a full layer), or `no_source`.
@@ -127,9 +138,9 @@ concept SharePolicy = std::semiregular<P> && detail::HasShareSource<P>;
 /// Attends to the selected keys. `attention_run` computes rows `rows` of `out`; it reads the plan
 /// only if `P::reads_selection`.
 template <class P, class X>
-concept AttentionPolicy = Executor<X> && detail::HasAttentionTypes<P, X> &&
-                          detail::HasAttentionWorkspace<P, X> && detail::HasAttentionCheck<P, X> &&
-                          detail::HasAttentionRun<P, X>;
+concept AttentionPolicy =
+    Executor<X> && detail::HasAttentionTypes<P, X> && detail::HasAttentionWorkspace<P, X> &&
+    detail::HasAttentionCheck<P, X> && detail::HasAttentionRun<P, X>;
 
 namespace detail {
 

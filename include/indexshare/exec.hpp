@@ -28,7 +28,8 @@ struct AnyRange {
 template <class P>
 concept ParallelFor = std::copy_constructible<P> && requires(P const pf, detail::AnyRange f) {
   pf(index_t{}, f);
-  { pf.concurrency() } noexcept -> std::convertible_to<int>;
+  { pf.concurrency() }
+  noexcept->std::convertible_to<int>;
 };
 
 /// Everything on the calling thread.
@@ -57,7 +58,7 @@ static_assert(Executor<ReferenceExec>);
 
 /// An executor whose memory the host reads and writes directly.
 template <class X>
-concept HostSpaceExecutor = Executor<X> && (X::space == Space::host);
+concept HostSpaceExecutor = Executor<X> &&(X::space == Space::host);
 
 }  // namespace v0
 }  // namespace indexshare

@@ -39,8 +39,8 @@ Status plan_group(X const& x, RowBatch<X::space> const& batch,
   if (Status const status = detail::check_plan_batch(batch, rows); !status.ok()) {
     return status;
   }
-  if (Status const status = map_slots(x, state.selection(), batch.requests, batch.kv_pages,
-                                      state.slots(rows));
+  if (Status const status =
+          map_slots(x, state.selection(), batch.requests, batch.kv_pages, state.slots(rows));
       !status.ok()) {
     return status;
   }
@@ -62,8 +62,7 @@ Status take_selection(X const& x, SelectionView<X::space, position_t const> cons
            check_extent("rows of the selection's counts", from.indices.extent(0),
                         from.counts.extent(0)),
            check_at_most("rows for the state's capacity", to.rows(), count),
-           check_plan_batch(batch, count),
-           check_readable("indices of the selection", from.indices),
+           check_plan_batch(batch, count), check_readable("indices of the selection", from.indices),
            check_readable("counts of the selection", from.counts)});
       !status.ok()) {
     return status;

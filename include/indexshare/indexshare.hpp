@@ -14,10 +14,10 @@
 #include <indexshare/share/pattern.hpp>
 #include <indexshare/share/periodic.hpp>
 
-#include <indexshare/indexer/relu_dot.hpp>
-#include <indexshare/topk/radix.hpp>
-#include <indexshare/selection.hpp>
 #include <indexshare/attention/mla.hpp>
+#include <indexshare/indexer/relu_dot.hpp>
+#include <indexshare/selection.hpp>
+#include <indexshare/topk/radix.hpp>
 
 #include <indexshare/host/append.hpp>
 #include <indexshare/host/attention.hpp>

@@ -50,16 +50,17 @@ struct SparseAttentionLayer {
   }
   constexpr bool is_full() const noexcept { return source() == layer; }
 
-  /// Scratch bytes of `run` for any batch within `shape`, at most `budget`; layers that run one after
-  /// the other can use one workspace of the largest. Host arithmetic only; monotone in every extent of `shape`; the results of `run` do not depend on it.
-  /// Errors: workspace_too_small with the minimum as `expected`; unsupported or bad_shape when a
-  /// policy cannot run the shape on this executor.
+  /// Scratch bytes of `run` for any batch within `shape`, at most `budget`; layers that run one
+  /// after the other can use one workspace of the largest. Host arithmetic only; monotone in every
+  /// extent of `shape`; the results of `run` do not depend on it. Errors: workspace_too_small with
+  /// the minimum as `expected`; unsupported or bad_shape when a policy cannot run the shape on this
+  /// executor.
   template <Executor X>
   Result<WorkspaceSize> workspace(X const& x, std::size_t budget) const noexcept {
     require_policies<X>();
     if (Status const status = check_shape(); !status.ok()) return refuse(status.at_layer(layer));
-    Result<WorkspaceSize> const attend = detail::size_within(
-        attention_workspace_name, shape.rows, budget, attention_size(x));
+    Result<WorkspaceSize> const attend =
+        detail::size_within(attention_workspace_name, shape.rows, budget, attention_size(x));
     if (!Attention::reads_selection || !is_full()) {
       return attend ? attend : refuse(attend.error().at_layer(layer));
     }
@@ -233,8 +234,8 @@ struct SparseAttentionLayer {
               Workspace ws) const noexcept {
     state.clear();  // so that a failing policy leaves no half-written selection to be shared
     index_t const rows = in.batch.count();
-    if (Status const status = select(x, indexer, topk, *in.indexer, in.batch, shape,
-                                     state.selection(rows), ws);
+    if (Status const status =
+            select(x, indexer, topk, *in.indexer, in.batch, shape, state.selection(rows), ws);
         !status.ok()) {
       return status;
     }

@@ -31,18 +31,20 @@ Result<WorkspaceSize> indexer_workspace(ReferenceExec, ReluDotIndexer<Query, Key
 }
 
 template <class Query, class KeyFormat>
-Status indexer_check(ReferenceExec, ReluDotIndexer<Query, KeyFormat> policy,
-                     typename ReluDotIndexer<Query, KeyFormat>::template inputs<Space::host> const& in,
-                     RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
+Status indexer_check(
+    ReferenceExec, ReluDotIndexer<Query, KeyFormat> policy,
+    typename ReluDotIndexer<Query, KeyFormat>::template inputs<Space::host> const& in,
+    RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
   return check_inputs(policy, in, batch, shape);
 }
 
 /// The score is rounded to fp32 once, at the end.
 template <class Query, class KeyFormat>
-Status indexer_score(ReferenceExec, ReluDotIndexer<Query, KeyFormat>,
-                     typename ReluDotIndexer<Query, KeyFormat>::template inputs<Space::host> const& in,
-                     RowBatch<Space::host> const& batch, ScoreRequest const& request,
-                     ScoreView<Space::host> const& scores, Workspace ws) noexcept {
+Status indexer_score(
+    ReferenceExec, ReluDotIndexer<Query, KeyFormat>,
+    typename ReluDotIndexer<Query, KeyFormat>::template inputs<Space::host> const& in,
+    RowBatch<Space::host> const& batch, ScoreRequest const& request,
+    ScoreView<Space::host> const& scores, Workspace ws) noexcept {
   index_t const heads = in.q.extent(1);
   index_t const lanes = in.q.extent(2);
   WorkspaceCarver carver(ws);
@@ -83,9 +85,10 @@ inline Result<WorkspaceSize> topk_workspace(ReferenceExec, RadixTopK, Shape cons
 
 /// A full sort of the positions by the order of contracts 2.2.
 template <Element Score>
-Status topk_select(ReferenceExec, RadixTopK policy, ScoreView<Space::host, Score const> const& scores,
-                   LengthView<Space::host> const& lengths,
-                   SelectionView<Space::host> const& out, Workspace ws) noexcept {
+Status topk_select(ReferenceExec, RadixTopK policy,
+                   ScoreView<Space::host, Score const> const& scores,
+                   LengthView<Space::host> const& lengths, SelectionView<Space::host> const& out,
+                   Workspace ws) noexcept {
   if (Status const status = check_inputs(policy, scores, lengths, out); !status.ok()) return status;
   index_t const width = out.indices.extent(1);
   WorkspaceCarver carver(ws);
@@ -172,9 +175,10 @@ inline ReferenceScratch carve_reference(WorkspaceCarver& carver, Shape const& sh
 }  // namespace detail
 
 template <class Policy>
-  requires detail::is_mla<Policy>
-Result<WorkspaceSize> attention_workspace(ReferenceExec, Policy policy,
-                                          Shape const& shape) noexcept {
+requires detail::is_mla<Policy> Result<WorkspaceSize> attention_workspace(ReferenceExec,
+                                                                          Policy policy,
+                                                                          Shape const& shape)
+noexcept {
   if (Status const status = check_shape(policy, shape); !status.ok()) return refuse(status);
   WorkspaceCarver carver;
   detail::carve_reference(carver, shape);
@@ -182,22 +186,18 @@ Result<WorkspaceSize> attention_workspace(ReferenceExec, Policy policy,
 }
 
 template <class Policy>
-  requires detail::is_mla<Policy>
-Status attention_check(ReferenceExec, Policy,
-                       typename Policy::template inputs<Space::host> const& in,
-                       typename Policy::template outputs<Space::host> const& out,
-                       RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
-  return check_inputs(in, out, batch, shape);
-}
+requires detail::is_mla<Policy> Status
+attention_check(ReferenceExec, Policy, typename Policy::template inputs<Space::host> const& in,
+                typename Policy::template outputs<Space::host> const& out,
+                RowBatch<Space::host> const& batch, Shape const& shape)
+noexcept { return check_inputs(in, out, batch, shape); }
 
 template <class Policy>
-  requires detail::is_mla<Policy>
-Status attention_run(ReferenceExec, Policy,
-                     typename Policy::template inputs<Space::host> const& in,
-                     RowBatch<Space::host> const& batch, RowRange rows,
-                     GroupPlan<Space::host> const& plan,
-                     typename Policy::template outputs<Space::host> const& out, Shape const& shape,
-                     Workspace ws) noexcept {
+requires detail::is_mla<Policy> Status attention_run(
+    ReferenceExec, Policy, typename Policy::template inputs<Space::host> const& in,
+    RowBatch<Space::host> const& batch, RowRange rows, GroupPlan<Space::host> const& plan,
+    typename Policy::template outputs<Space::host> const& out, Shape const& shape, Workspace ws)
+noexcept {
   WorkspaceCarver carver(ws);
   auto const scratch = detail::carve_reference(carver, shape);
   for (index_t row = rows.first; row < rows.first + rows.count; ++row) {
@@ -209,9 +209,8 @@ Status attention_run(ReferenceExec, Policy,
         attend(clamp_length(plan.counts(row), plan.slots.extent(1)),
                [&](index_t j) noexcept { return plan.slots(row, j); });
       } else {
-        attend(clamp_length(batch.lengths(row), shape.keys), [&](index_t j) noexcept {
-          return batch.kv_pages.slot(batch.requests(row), j);
-        });
+        attend(clamp_length(batch.lengths(row), shape.keys),
+               [&](index_t j) noexcept { return batch.kv_pages.slot(batch.requests(row), j); });
       }
     }
   }

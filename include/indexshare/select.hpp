@@ -17,7 +17,8 @@ constexpr Status workspace_too_small(char const* what, std::size_t minimum,
                  static_cast<std::int64_t>(got));
 }
 
-/// The most rows of a pass whose scratch, `size_of(rows)`, fits into `bytes`. `size_of` is monotone.
+/// The most rows of a pass whose scratch, `size_of(rows)`, fits into `bytes`. `size_of` is
+/// monotone.
 template <class SizeOf>
 Result<index_t> rows_that_fit(char const* what, index_t rows, std::size_t bytes,
                               SizeOf const& size_of) noexcept {
@@ -73,8 +74,8 @@ Result<WorkspaceSize> select_pass_size(X const& x, Indexer const& indexer, TopK 
   if (!best) return best;
   WorkspaceCarver carver;
   carver.take<typename Indexer::score_type>(saturating_area(rows, score_stride(shape.keys)));
-  return WorkspaceSize{std::min(max_workspace_bytes,
-                                carver.size().bytes + std::max(score->bytes, best->bytes))};
+  return WorkspaceSize{
+      std::min(max_workspace_bytes, carver.size().bytes + std::max(score->bytes, best->bytes))};
 }
 
 inline constexpr char const* select_workspace_name =
@@ -86,10 +87,10 @@ inline constexpr char const* select_workspace_name =
 template <Executor X, class Indexer, class TopK>
 Result<WorkspaceSize> select_workspace(X const& x, Indexer const& indexer, TopK const& topk,
                                        Shape const& shape, std::size_t budget) noexcept {
-  return detail::size_within(
-      detail::select_workspace_name, shape.rows, budget, [&](index_t rows) noexcept {
-        return detail::select_pass_size(x, indexer, topk, shape, rows);
-      });
+  return detail::size_within(detail::select_workspace_name, shape.rows, budget,
+                             [&](index_t rows) noexcept {
+                               return detail::select_pass_size(x, indexer, topk, shape, rows);
+                             });
 }
 
 /// From indexer inputs to a selection: scores as many rows as the workspace holds, selects, goes
@@ -116,8 +117,7 @@ Status select(X const& x, Indexer const& indexer, TopK const& topk,
     auto const scores =
         make_strided<X::space, Score, 2>(buffer, {rows.count, shape.keys}, {stride, 1});
     ScoreRequest const request{rows, shape.top_k};
-    if (Status const status =
-            indexer_score(x, indexer, in, batch, request, scores, carver.rest());
+    if (Status const status = indexer_score(x, indexer, in, batch, request, scores, carver.rest());
         !status.ok()) {
       return status;
     }

@@ -85,7 +85,8 @@ class SelectionState {
     if (top_k.n > max_position) {
       return refuse(failure(Errc::bad_value, "top_k of a SelectionState", max_position, top_k.n));
     }
-    if (top_k.n < 1) return refuse(failure(Errc::bad_value, "top_k of a SelectionState", 1, top_k.n));
+    if (top_k.n < 1)
+      return refuse(failure(Errc::bad_value, "top_k of a SelectionState", 1, top_k.n));
     WorkspaceSize const need = size(rows, top_k);
     if (memory.data == nullptr || memory.bytes < need.bytes) {
       return refuse(failure(Errc::workspace_too_small, "memory of a SelectionState, in bytes",
@@ -93,10 +94,9 @@ class SelectionState {
                             static_cast<std::int64_t>(memory.bytes)));
     }
     if (std::size_t const past = misalignment(memory.data); past != 0) {
-      return refuse(failure(Errc::bad_value,
-                            "alignment of a SelectionState's memory (got: bytes past a multiple)",
-                            static_cast<std::int64_t>(workspace_alignment),
-                            static_cast<std::int64_t>(past)));
+      return refuse(failure(
+          Errc::bad_value, "alignment of a SelectionState's memory (got: bytes past a multiple)",
+          static_cast<std::int64_t>(workspace_alignment), static_cast<std::int64_t>(past)));
     }
     SelectionState state;
     state.blocks_ = carve(WorkspaceCarver{memory}, rows.n, top_k.n).blocks;

@@ -26,16 +26,26 @@ enum class Errc : std::uint8_t {
 /// The kind as it is spelled in code, for messages.
 constexpr char const* name(Errc code) noexcept {
   switch (code) {
-    case Errc::ok: return "ok";
-    case Errc::bad_shape: return "bad_shape";
-    case Errc::bad_stride: return "bad_stride";
-    case Errc::bad_value: return "bad_value";
-    case Errc::missing_input: return "missing_input";
-    case Errc::bad_schedule: return "bad_schedule";
-    case Errc::stale_selection: return "stale_selection";
-    case Errc::workspace_too_small: return "workspace_too_small";
-    case Errc::unsupported: return "unsupported";
-    case Errc::backend_error: return "backend_error";
+    case Errc::ok:
+      return "ok";
+    case Errc::bad_shape:
+      return "bad_shape";
+    case Errc::bad_stride:
+      return "bad_stride";
+    case Errc::bad_value:
+      return "bad_value";
+    case Errc::missing_input:
+      return "missing_input";
+    case Errc::bad_schedule:
+      return "bad_schedule";
+    case Errc::stale_selection:
+      return "stale_selection";
+    case Errc::workspace_too_small:
+      return "workspace_too_small";
+    case Errc::unsupported:
+      return "unsupported";
+    case Errc::backend_error:
+      return "backend_error";
   }
   return "unknown";
 }

@@ -30,8 +30,8 @@ struct space_accessor {
 
   constexpr space_accessor() = default;
   template <class U>
-    requires std::is_convertible_v<U (*)[], T (*)[]>
-  INDEXSHARE_HD constexpr space_accessor(space_accessor<U, S>) noexcept {}
+  requires std::is_convertible_v<U (*)[], T (*)[]> INDEXSHARE_HD constexpr space_accessor(
+      space_accessor<U, S>) noexcept {}
 
   INDEXSHARE_HD constexpr reference access(data_handle_type p, std::size_t i) const noexcept {
     return p[i];
@@ -76,14 +76,14 @@ template <Space S, class T, std::size_t N>
 INDEXSHARE_HD constexpr Tensor<S, T, N> make_strided(
     T* data, cuda::std::array<index_t, N> extents, cuda::std::array<index_t, N> strides) noexcept {
   using Extents = cuda::std::dextents<index_t, N>;
-  return Tensor<S, T, N>(
-      data, cuda::std::layout_stride::mapping<Extents>(Extents(extents), strides));
+  return Tensor<S, T, N>(data,
+                         cuda::std::layout_stride::mapping<Extents>(Extents(extents), strides));
 }
 
 /// A dense row-major view.
 template <Space S, class T, std::size_t N>
-INDEXSHARE_HD constexpr Tensor<S, T, N> make_dense(
-    T* data, cuda::std::array<index_t, N> extents) noexcept {
+INDEXSHARE_HD constexpr Tensor<S, T, N> make_dense(T* data,
+                                                   cuda::std::array<index_t, N> extents) noexcept {
   cuda::std::array<index_t, N> strides{};
   index_t step = 1;
   for (std::size_t i = N; i-- > 0;) {
@@ -147,11 +147,10 @@ INDEXSHARE_HD constexpr View rows_of(View const& view, index_t first, index_t co
 /// class's namespace and return a Tensor of the right rank (docs/shapes.md shows one). `as_view`
 /// hands the library's own views through.
 template <class T>
-constexpr auto as_view(T const& tensor) noexcept
-  requires requires { indexshare_tensor(tensor); }
-{
-  return indexshare_tensor(tensor);
+constexpr auto as_view(T const& tensor) noexcept requires requires {
+  indexshare_tensor(tensor);
 }
+{ return indexshare_tensor(tensor); }
 template <class T, class E, class L, class A>
 constexpr auto as_view(cuda::std::mdspan<T, E, L, A> const& view) noexcept {
   return view;

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// A back end that does nothing, for four policies that do nothing, on an executor whose memory is a
-/// device's. With -DLEFT_OUT_<function> one function of it is missing; CONTROL brings it back.
+/// A back end that does nothing, for four policies that do nothing, on an executor whose memory is
+/// a device's. With -DLEFT_OUT_<function> one function of it is missing; CONTROL brings it back.
 namespace mock {
 
 using namespace indexshare;

@@ -30,11 +30,10 @@ std::string bytes_of(std::vector<float> const& values) {
   return bytes;
 }
 
-std::string const good_header =
-    R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
-    R"("b":{"dtype":"BF16","shape":[2],"data_offsets":[24,28]},)"
-    R"("none":{"dtype":"I64","shape":[0,7],"data_offsets":[28,28]},)"
-    R"("__metadata__":{"case":"tiny"}})";
+std::string const good_header = R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+                                R"("b":{"dtype":"BF16","shape":[2],"data_offsets":[24,28]},)"
+                                R"("none":{"dtype":"I64","shape":[0,7],"data_offsets":[28,28]},)"
+                                R"("__metadata__":{"case":"tiny"}})";
 std::string const good_data = bytes_of({1, 2, 3, 4, 5, 6}) + std::string("\x80\x3f\x00\xc0", 4);
 
 /// The message of the error that reading such a file gives; fails the test if there is none.
@@ -65,8 +64,9 @@ TEST_CASE("Safetensors: a wrong request names file, tensor and expectation") {
   auto const file = SafetensorsFile::parse("file", file_of(good_header, good_data));
   REQUIRE(file.has_value());
   CHECK_THAT(file->read<float>("missing").error().message(), ContainsSubstring("missing"));
-  CHECK_THAT(file->read<bf16>("a").error().message(),
-             ContainsSubstring("tensor a") && ContainsSubstring("F32") && ContainsSubstring("BF16"));
+  CHECK_THAT(file->read<bf16>("a").error().message(), ContainsSubstring("tensor a") &&
+                                                          ContainsSubstring("F32") &&
+                                                          ContainsSubstring("BF16"));
   CHECK_THAT(file->read<float>("a", {3, 2}).error().message(),
              ContainsSubstring("[2, 3]") && ContainsSubstring("[3, 2]"));
   CHECK_THAT(SafetensorsFile::open("/no/such/file").error().message(),
@@ -94,9 +94,9 @@ TEST_CASE("Safetensors: what does not fit is refused") {
   CHECK_THAT(refusal(entry(R"("dtype":"F32","shape":[5],"data_offsets":[0,24])")),
              ContainsSubstring("24 bytes"));
   // 2^62 * 4 * 4 wraps to 0 in 64 bits
-  CHECK_THAT(refusal(entry(
-                 R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0])")),
-             ContainsSubstring("4611686018427387904"));
+  CHECK_THAT(
+      refusal(entry(R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0])")),
+      ContainsSubstring("4611686018427387904"));
 }
 
 TEST_CASE("Safetensors: no truncation is accepted or read past") {

@@ -16,6 +16,7 @@ int main() {
   expect(odr::run_layer(indexshare::ReferenceExec{}) == 1.5F, "a layer of the reference");
   expect(other_result() == 1.5F, "a layer in the other translation unit");
   // An inline variable is one object in the whole program.
-  expect(other_address() == static_cast<void const*>(&indexshare::version_minor), "one entity, one address");
+  expect(other_address() == static_cast<void const*>(&indexshare::version_minor),
+         "one entity, one address");
   return ok ? 0 : 1;
 }

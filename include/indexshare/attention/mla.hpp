@@ -12,17 +12,17 @@ inline namespace v0 {
 /// Inputs of MLA in the absorbed form: one KV row per token serves all heads.
 template <Element Query, class KvFormat, Space S>
 struct MlaInputs {
-  QueryView<S, Query> q{};     ///< [rows, heads, key_dim]: W_UK^T q_nope | q_rope
-  CacheView<S, KvFormat> kv{}; ///< rows of key_dim lanes: latent | rope; value = first value_dim
-  float scale = 0;             ///< of the logits; no default: d_qk^-0.5 of the model, not key_dim^-0.5
-  SinkView<S> sink{};          ///< [heads] or empty: a learned logit that only takes weight away
+  QueryView<S, Query> q{};      ///< [rows, heads, key_dim]: W_UK^T q_nope | q_rope
+  CacheView<S, KvFormat> kv{};  ///< rows of key_dim lanes: latent | rope; value = first value_dim
+  float scale = 0;     ///< of the logits; no default: d_qk^-0.5 of the model, not key_dim^-0.5
+  SinkView<S> sink{};  ///< [heads] or empty: a learned logit that only takes weight away
 };
 
 /// Outputs of MLA. Rows without a visible key: out 0, lse -inf.
 template <Element Out, Space S>
 struct MlaOutputs {
   OutputView<S, Out> out{};  ///< [rows, heads, value_dim]
-  LseView<S> lse{};        ///< [rows, heads] or empty; natural log, without the sink
+  LseView<S> lse{};          ///< [rows, heads] or empty; natural log, without the sink
 };
 
 /// Softmax over the selected keys only, in fp32:
@@ -66,7 +66,7 @@ inline constexpr bool is_mla<DenseMla<Q, F, O>> = true;
 
 /// What every back end asks of a shape, for its `attention_workspace`. Errors: bad_shape.
 template <class Policy>
-  requires detail::is_mla<Policy>
+requires detail::is_mla<Policy>
 constexpr Status check_shape(Policy const&, Shape const& shape) noexcept {
   using namespace detail;
   return first_failure(
@@ -78,11 +78,11 @@ constexpr Status check_shape(Policy const&, Shape const& shape) noexcept {
        check_at_most("shape.value_dim against shape.key_dim", shape.key_dim, shape.value_dim)});
 }
 
-/// The checks that every back end shares, for its `attention_check`; a back end adds its own limits.
-/// Errors: bad_shape, bad_stride, missing_input, bad_value; `what` names the extent.
+/// The checks that every back end shares, for its `attention_check`; a back end adds its own
+/// limits. Errors: bad_shape, bad_stride, missing_input, bad_value; `what` names the extent.
 template <Element Query, class KvFormat, Element Out, Space S>
 Status check_inputs(MlaInputs<Query, KvFormat, S> const& in, MlaOutputs<Out, S> const& out,
-                 RowBatch<S> const& batch, Shape const& shape) noexcept {
+                    RowBatch<S> const& batch, Shape const& shape) noexcept {
   using namespace detail;
   bool const has_lse = out.lse.data_handle() != nullptr;
   bool const has_sink = in.sink.data_handle() != nullptr;

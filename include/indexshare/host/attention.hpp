@@ -189,9 +189,10 @@ void for_each_panel(HostExec<PF> const& x, RowRange rows, Shape const& shape, Wo
 
 /// Scratch of every worker; does not grow with the rows or the keys.
 template <class PF, class Policy>
-  requires detail::is_mla<Policy>
-Result<WorkspaceSize> attention_workspace(HostExec<PF> const& x, Policy policy,
-                                          Shape const& shape) noexcept {
+requires detail::is_mla<Policy> Result<WorkspaceSize> attention_workspace(HostExec<PF> const& x,
+                                                                          Policy policy,
+                                                                          Shape const& shape)
+noexcept {
   if (Status const status = check_shape(policy, shape); !status.ok()) return refuse(status);
   WorkspaceCarver carver;
   for (int worker = 0; worker < x.parallel_for.concurrency(); ++worker) {
@@ -201,23 +202,19 @@ Result<WorkspaceSize> attention_workspace(HostExec<PF> const& x, Policy policy,
 }
 
 template <class PF, class Policy>
-  requires detail::is_mla<Policy>
-Status attention_check(HostExec<PF> const&, Policy,
-                       typename Policy::template inputs<Space::host> const& in,
-                       typename Policy::template outputs<Space::host> const& out,
-                       RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
-  return check_inputs(in, out, batch, shape);
-}
+requires detail::is_mla<Policy> Status attention_check(
+    HostExec<PF> const&, Policy, typename Policy::template inputs<Space::host> const& in,
+    typename Policy::template outputs<Space::host> const& out, RowBatch<Space::host> const& batch,
+    Shape const& shape)
+noexcept { return check_inputs(in, out, batch, shape); }
 
 /// fp32 throughout: logits sum lanes in ascending order, values sum keys in the order of the plan.
 template <class PF, class Policy>
-  requires detail::is_mla<Policy>
-Status attention_run(HostExec<PF> const& x, Policy,
-                     typename Policy::template inputs<Space::host> const& in,
-                     RowBatch<Space::host> const& batch, RowRange rows,
-                     GroupPlan<Space::host> const& plan,
-                     typename Policy::template outputs<Space::host> const& out, Shape const& shape,
-                     Workspace ws) noexcept {
+requires detail::is_mla<Policy> Status attention_run(
+    HostExec<PF> const& x, Policy, typename Policy::template inputs<Space::host> const& in,
+    RowBatch<Space::host> const& batch, RowRange rows, GroupPlan<Space::host> const& plan,
+    typename Policy::template outputs<Space::host> const& out, Shape const& shape, Workspace ws)
+noexcept {
   detail::for_each_panel(
       x, rows, shape, ws,
       [&](index_t row, index_t first_head, detail::AttentionScratch const& scratch) noexcept {

@@ -31,8 +31,8 @@ struct ScoreScratch {
 inline ScoreScratch carve_score_scratch(WorkspaceCarver& carver, index_t heads,
                                         index_t lanes) noexcept {
   return {carver.take<float>(static_cast<std::size_t>(ScoreBlocking::keys * lanes)),
-          carver.take<float>(static_cast<std::size_t>(ScoreBlocking::rows *
-                                                      padded_to_panel(heads) * lanes))};
+          carver.take<float>(
+              static_cast<std::size_t>(ScoreBlocking::rows * padded_to_panel(heads) * lanes))};
 }
 
 /// Scores of one row against the decoded keys: fp32, lanes in ascending order, then heads in

@@ -74,8 +74,8 @@ Result<WorkspaceSize> topk_workspace(HostExec<PF> const&, RadixTopK, Shape const
 template <class PF, Element Score>
 Status topk_select(HostExec<PF> const& x, RadixTopK policy,
                    ScoreView<Space::host, Score const> const& scores,
-                   LengthView<Space::host> const& lengths,
-                   SelectionView<Space::host> const& out, Workspace) noexcept {
+                   LengthView<Space::host> const& lengths, SelectionView<Space::host> const& out,
+                   Workspace) noexcept {
   if (Status const status = check_inputs(policy, scores, lengths, out); !status.ok()) return status;
   index_t const width = out.indices.extent(1);
   x.parallel_for(scores.extent(0), [&](index_t begin, index_t end, int) noexcept {
