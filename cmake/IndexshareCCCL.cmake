@@ -30,7 +30,7 @@ else()
   else()
     set(INDEXSHARE_CCCL_MESSAGE
       "indexshare needs the headers of CCCL >= 3.0 (no CUDA toolkit): set INDEXSHARE_CCCL_INCLUDE_DIR to the "
-      "directory that holds cuda/std/mdspan, or let find_package(CCCL) find its package; in a checkout of "
+      "directory that holds cuda/std/mdspan, or let find_package(CCCL) find its package. In a checkout of "
       "indexshare, scripts/demo.sh and scripts/test.sh fetch them")
     string(CONCAT INDEXSHARE_CCCL_MESSAGE ${INDEXSHARE_CCCL_MESSAGE})
   endif()

@@ -26,7 +26,7 @@ using namespace programs;
 
 constexpr OptionSpec options[] = {
     {"--config", "FILE", "config.json of a model (default: GLM-5.2's published values)"},
-    {"--layers", "A:B", "layers A to B - 1 (default: two share groups, 2:10 for GLM-5.2)"},
+    {"--layers", "A:B", "trunk layers A to B - 1 (default: two share groups, 2:10 for GLM-5.2)"},
     {"--context", "L", "tokens of the longer of two requests, e.g. 32K (default 16K)"},
     {"--decode", "N", "decode steps (default 4)"},
     {"--draft", "N", "steps of the MTP draft round, 0 for none (default 3)"},
@@ -140,9 +140,13 @@ void end_progress() {
   if (isatty(STDERR_FILENO) != 0) std::fprintf(stderr, "\r\033[K");
 }
 
+bool has_fixture(std::string const& directory) {
+  return std::ifstream(directory + "/" + golden_fixture + ".safetensors").good();
+}
+
 void replay_fixture(std::string const& directory, ThreadPool& pool, DemoOutcome& outcome) {
   outcome.golden_name = golden_fixture;
-  if (std::ifstream(directory + "/" + golden_fixture + ".safetensors").good()) {
+  if (has_fixture(directory)) {
     indexshare::HostExec<PoolFor> const exec{{&pool}};
     outcome.golden = replay_golden(exec, directory, golden_fixture);
   } else {
@@ -165,6 +169,10 @@ int run(Arguments const& arguments) {
   if (!settings) return fail(settings.error().message());
   if (auto const fits = check_memory(*settings, config.model); !fits) {
     return fail(fits.error().message());
+  }
+  std::string const golden = arguments.text("--golden", INDEXSHARE_GOLDEN_DIR);
+  if (arguments.has("--golden") && !has_fixture(golden)) {
+    return fail("--golden: no " + std::string(golden_fixture) + ".safetensors in " + golden);
   }
   std::ofstream json;
   if (arguments.has("--json")) {
@@ -189,10 +197,15 @@ int run(Arguments const& arguments) {
 
   DemoOutcome outcome{name,       config.model, config.plan, *settings, demo.shape(),
                       demo.run(), "",           {},          ""};
-  replay_fixture(arguments.text("--golden", INDEXSHARE_GOLDEN_DIR), pool, outcome);
+  replay_fixture(golden, pool, outcome);
   end_progress();
   print_report(outcome);
-  if (json.is_open()) json << json_report(outcome).dump(2) << "\n";
+  if (json.is_open() && !(json << json_report(outcome).dump(2) << "\n" << std::flush)) {
+    return fail("--json: could not write " + arguments.text("--json"));
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    return fail("output: could not be written");
+  }
   return outcome.passed() ? 0 : check_failed;
 }
 

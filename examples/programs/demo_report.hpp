@@ -110,7 +110,8 @@ inline void print_check(DemoOutcome const& outcome) {
   } else {
     std::printf("  transformers' fixture: not replayed, %s\n", outcome.golden_note.c_str());
   }
-  std::printf("%s\n", outcome.passed() ? "CHECK PASSED" : "CHECK FAILED");
+  std::printf("%s%s\n", outcome.passed() ? "CHECK PASSED" : "CHECK FAILED",
+              outcome.golden ? "" : " (without transformers' fixture)");
 }
 
 inline nlohmann::json json_of(StackReport const& stack) {

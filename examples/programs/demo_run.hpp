@@ -170,7 +170,8 @@ class Demo {
     OwnedState step_state({requests}, {shape_.top_k});
     LayerReport& layer_report = report.layers[mtp_layer_];
     progress_(first.name);
-    stack_.run(share, mtp_layer_, mtp_layer_, first, {++forward_, 2}, *first_state, layer_report,
+    indexshare::ForwardId const round{++forward_, 2};
+    stack_.run(share, mtp_layer_, mtp_layer_, first, round, *first_state, layer_report,
                result_.checker);
     for (std::int32_t step = 1; step < settings_.draft_steps; ++step) {
       Phase phase{"draft step " + std::to_string(step), {}};
@@ -182,7 +183,7 @@ class Demo {
       indexshare::ForwardId const id{++forward_, 2};
       if (share.share_across_steps) {
         phase.source_rows = last_accepted;
-        stack_.hand_over(*first_state, last_accepted, phase, id, *step_state);
+        stack_.hand_over(*first_state, round, last_accepted, phase, id, *step_state);
       }
       stack_.run(share, mtp_layer_ + step, mtp_layer_, phase, id, *step_state, layer_report,
                  result_.checker);

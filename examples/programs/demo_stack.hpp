@@ -120,11 +120,12 @@ class DemoStack {
   }
 
   /// Passes rows of a draft round's first selection to a later step.
-  void hand_over(State const& from, std::vector<position_t> const& rows, Phase const& phase,
-                 indexshare::ForwardId id, State& to) {
+  void hand_over(State const& from, indexshare::ForwardId round,
+                 std::vector<position_t> const& rows, Phase const& phase, indexshare::ForwardId id,
+                 State& to) {
     BatchRows const batch(phase.rows, pages_.table());
     require(indexshare::compact_selection(
-        exec_, from,
+        exec_, from, round,
         indexshare::make_lengths<Space::host>(rows.data(), {static_cast<index_t>(rows.size())}), id,
         batch.view(), to));
   }

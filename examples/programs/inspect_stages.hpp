@@ -55,6 +55,10 @@ inline Parsed<std::vector<indexshare::StageRange>> parse_stages(std::string_view
                                 ", where the stage before it ends");
     if (!plan.stage(stage->first, stage->last, stage->start))
       return reject(option, stage_problem(plan, *stage));
+    if (stage->start == indexshare::StageStart::imports_selection &&
+        plan.import_source(stage->first, stage->last) == indexshare::no_source)
+      return reject(option, "got +import on the stage from layer " + std::to_string(stage->first) +
+                                ", which reads no selection from below it");
     stages.push_back(*stage);
     more = comma != std::string_view::npos;
     if (more) text.remove_prefix(comma + 1);

@@ -21,8 +21,7 @@ Status check_plan_batch(RowBatch<S> const& batch, index_t rows) noexcept {
       {check_extent("rows of batch.lengths against the selection", rows, batch.count()),
        check_extent("rows of batch.requests", rows, batch.requests.extent(0)),
        check_readable("batch.requests", batch.requests),
-       check_at_least("batch.kv_pages.page_size", 1, batch.kv_pages.page_size),
-       check_readable("batch.kv_pages", batch.kv_pages.pages)});
+       check_table(kv_table_names, batch.kv_pages)});
 }
 
 }  // namespace detail
@@ -61,7 +60,10 @@ Status take_selection(X const& x, SelectionView<X::space, position_t const> cons
                         from.indices.extent(1)),
            check_extent("rows of the selection's counts", from.indices.extent(0),
                         from.counts.extent(0)),
+           check_at_least("rows of the selection", 0, count),
            check_at_most("rows for the state's capacity", to.rows(), count),
+           check_at_least("forward of the id", 0, tag.id.forward),
+           check_at_least("source layer of the selection", 0, tag.source_layer),
            check_plan_batch(batch, count), check_readable("indices of the selection", from.indices),
            check_readable("counts of the selection", from.counts)});
       !status.ok()) {
@@ -96,21 +98,25 @@ Status import_selection(X const& x, SelectionView<X::space, position_t const> co
 /// Passes the selection of draft step 0 to the steps after it: row rows(i) of `from` (the last
 /// accepted token of request i) becomes row i of `to`, unchanged, under a new forward id.
 ///
+/// @param round  forward of draft step 0, whose selection `from` must hold
 /// @param rows   [draft rows] row numbers in `from`
 /// @param batch  one row per request; its requests and KV pages give the new group plan
-/// Errors: bad_value when `from` and `to` lie over the same memory (rows would overwrite each
-/// other) or, on the host, when a row number is outside the selection; stale_selection when `from`
-/// is empty.
+/// Errors: bad_value when `from` and `to` share memory (rows would overwrite each other) or, on the
+/// host, when a row number is outside the selection; stale_selection when `from` is empty or holds
+/// the selection of another forward than `round`.
 template <Executor X>
-Status compact_selection(X const& x, SelectionState<X::space> const& from,
+Status compact_selection(X const& x, SelectionState<X::space> const& from, ForwardId round,
                          LengthView<X::space> const& rows, ForwardId id,
                          RowBatch<X::space> const& batch, SelectionState<X::space>& to) noexcept {
-  if (from.same_memory(to)) {
+  if (from.overlaps(to)) {
     return failure(Errc::bad_value, "compact_selection needs two states over memory of their own");
   }
   if (from.tag().source_layer == no_position) {
     return failure(Errc::stale_selection, "compact_selection from a state without a selection");
   }
+  SelectionTag expected = from.tag();
+  expected.id = round;
+  if (Status const status = match_tag(expected, from.tag()); !status.ok()) return status;
   if (Status const status = detail::check_readable("rows of compact_selection", rows);
       !status.ok()) {
     return status;

@@ -74,7 +74,8 @@ struct SparseAttentionLayer {
   /// policy that reads no selection (dense) neither indexer nor state is touched.
   ///
   /// Allocates nothing, synchronises nothing. All checks come before any work, so an error leaves
-  /// outputs untouched; it names the extent and the layer. A zero-row batch is a legal no-op.
+  /// outputs untouched; it names the extent and the layer. A batch without rows is legal; the
+  /// workspace is checked all the same.
   template <Executor X>
   Status run(X const& x, inputs<X::space> const& in, SelectionState<X::space>& state,
              outputs<X::space> const& out, Workspace ws) const noexcept {
@@ -132,19 +133,21 @@ struct SparseAttentionLayer {
 
   template <Space S>
   Status check_batch(RowBatch<S> const& batch) const noexcept {
-    return detail::first_failure({
+    Status const status = detail::first_failure({
         check_shape(),
+        detail::check_at_least("rows of batch.lengths", 0, batch.count()),
         detail::check_at_most("rows of batch.lengths against shape.rows", shape.rows,
                               batch.count()),
         detail::check_extent("rows of batch.requests against batch.lengths", batch.count(),
                              batch.requests.extent(0)),
         detail::check_readable("batch.lengths", batch.lengths),
         detail::check_readable("batch.requests", batch.requests),
-        detail::check_at_least("batch.kv_pages.page_size", 1, batch.kv_pages.page_size),
-        detail::check_at_least("keys that batch.kv_pages address, against shape.keys", shape.keys,
-                               batch.kv_pages.keys()),
-        detail::check_readable("batch.kv_pages", batch.kv_pages.pages),
+        detail::check_table(detail::kv_table_names, batch.kv_pages),
     });
+    return status.ok()
+               ? detail::check_at_least("keys that batch.kv_pages address, against shape.keys",
+                                        shape.keys, batch.kv_pages.keys())
+               : status;
   }
 
   template <Executor X>
@@ -171,7 +174,8 @@ struct SparseAttentionLayer {
                      from);
     }
     if (Status const status = detail::first_failure(
-            {detail::check_extent("top_k of the state against shape.top_k", shape.top_k,
+            {detail::check_at_least("forward of in.id (it must be given)", 0, in.id.forward),
+             detail::check_extent("top_k of the state against shape.top_k", shape.top_k,
                                   state.top_k()),
              detail::check_at_most("rows of the batch for the state's capacity", state.rows(),
                                    in.batch.count())});
@@ -187,14 +191,12 @@ struct SparseAttentionLayer {
       return failure(Errc::missing_input, "a full layer needs indexer inputs");
     }
     auto const& pages = in.batch.index_pages;
-    if (Status const status = detail::first_failure(
-            {detail::check_at_least("batch.index_pages.page_size", 1, pages.page_size),
-             detail::check_at_least("keys that batch.index_pages address, against shape.keys",
-                                    shape.keys, pages.keys()),
-             detail::check_readable("batch.index_pages", pages.pages)});
-        !status.ok()) {
-      return status;
+    Status status = detail::check_table(detail::index_table_names, pages);
+    if (status.ok()) {
+      status = detail::check_at_least("keys that batch.index_pages address, against shape.keys",
+                                      shape.keys, pages.keys());
     }
+    if (!status.ok()) return status;
     return indexer_check(x, indexer, *in.indexer, in.batch, shape);
   }
 

@@ -16,7 +16,8 @@ inline namespace v0 {
 /// Names one forward of one batch; the caller gives the numbers. Two forwards that may be in
 /// flight or follow each other on one state must differ in `forward` or `batch`.
 struct ForwardId {
-  std::int64_t forward = 0;
+  std::int64_t forward =
+      -1;  ///< 0 or more; the default is nobody's, so that it cannot be forgotten
   std::int32_t batch = 0;
 
   friend constexpr bool operator==(ForwardId const&, ForwardId const&) noexcept = default;
@@ -102,12 +103,14 @@ class SelectionState {
     state.blocks_ = carve(WorkspaceCarver{memory}, rows.n, top_k.n).blocks;
     state.rows_ = rows.n;
     state.top_k_ = top_k.n;
+    state.begin_ = reinterpret_cast<std::uintptr_t>(memory.data);
+    state.end_ = state.begin_ + need.bytes;
     return state;
   }
 
-  /// Whether both lie over the same memory; copies of a state do.
-  constexpr bool same_memory(SelectionState const& other) const noexcept {
-    return blocks_.indices == other.blocks_.indices;
+  /// Whether the two share memory; copies of a state do.
+  constexpr bool overlaps(SelectionState const& other) const noexcept {
+    return begin_ < other.end_ && other.begin_ < end_;
   }
 
   constexpr index_t rows() const noexcept { return rows_; }
@@ -162,6 +165,8 @@ class SelectionState {
   Blocks blocks_{};
   index_t rows_ = 0;
   index_t top_k_ = 0;
+  std::uintptr_t begin_ = 0;  // of the memory, for comparison only
+  std::uintptr_t end_ = 0;
   SelectionTag tag_{};
   PageTable<S> plan_pages_{};
 };

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 using Catch::Matchers::ContainsSubstring;
@@ -75,7 +77,7 @@ TEST_CASE("Safetensors: a wrong request names file, tensor and expectation") {
 
 TEST_CASE("Safetensors: what does not fit is refused") {
   CHECK_THAT(refusal("[1]"), ContainsSubstring("JSON object"));
-  CHECK_THAT(refusal("{"), ContainsSubstring("JSON object"));
+  CHECK_THAT(refusal("{"), ContainsSubstring("invalid JSON"));
   CHECK_THAT(refusal(R"({"t":7})"), ContainsSubstring("tensor t"));
   CHECK_THAT(refusal(R"({"__metadata__":[]})"), ContainsSubstring("__metadata__"));
   CHECK_THAT(refusal(R"({"__metadata__":{"k":1}})"), ContainsSubstring("k: 1"));
@@ -97,6 +99,31 @@ TEST_CASE("Safetensors: what does not fit is refused") {
   CHECK_THAT(
       refusal(entry(R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0])")),
       ContainsSubstring("4611686018427387904"));
+}
+
+TEST_CASE("Safetensors: a name twice, deep nesting, gaps, overlaps and directories are refused") {
+  CHECK_THAT(refusal(R"({"t":{"dtype":"F32","shape":[7],"data_offsets":[0,28]},)"
+                     R"("t":{"dtype":"F32","shape":[7],"data_offsets":[0,28]}})"),
+             ContainsSubstring("each key once"));
+  CHECK_THAT(refusal(R"({"t":)" + std::string(1000000, '[')), ContainsSubstring("nesting"));
+  CHECK_THAT(refusal(good_header + std::string(1, '\0')), ContainsSubstring("NUL"));
+  CHECK_THAT(refusal(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},)"
+                     R"("b":{"dtype":"F32","shape":[4],"data_offsets":[12,28]}})"),
+             ContainsSubstring("tensor b") && ContainsSubstring("from 16"));
+  CHECK_THAT(refusal(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                     R"("b":{"dtype":"F32","shape":[4],"data_offsets":[12,28]}})"),
+             ContainsSubstring("tensor b") && ContainsSubstring("from 8"));
+  CHECK_THAT(refusal(entry(R"("dtype":"F32","shape":[6],"data_offsets":[0,24])")),
+             ContainsSubstring("4 bytes behind"));
+  CHECK_THAT(SafetensorsFile::open("/").error().message(), ContainsSubstring("no readable file"));
+}
+
+TEST_CASE("Safetensors: a moved file keeps its tensors, and files are not copied") {
+  static_assert(!std::is_copy_constructible_v<SafetensorsFile>);
+  std::vector<SafetensorsFile> kept;
+  kept.push_back(SafetensorsFile::parse("file", file_of(good_header, good_data)).value());
+  kept.push_back(SafetensorsFile::parse("file", file_of(good_header, good_data)).value());
+  CHECK(kept[0].read<float>("a").value() == std::vector<float>{1, 2, 3, 4, 5, 6});
 }
 
 TEST_CASE("Safetensors: no truncation is accepted or read past") {

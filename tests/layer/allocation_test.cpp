@@ -145,7 +145,8 @@ void check_no_allocation(X const& x, std::size_t budget) {
   std::vector<position_t> const last{8};
   auto const rows = make_lengths<host>(last.data(), Rows{1});
   Counts const before = now();
-  Status const compacted = compact_selection(x, session.state(), rows, {8, 3}, batch, next.state());
+  Status const compacted = compact_selection(x, session.state(), session.state().tag().id, rows,
+                                             {8, 3}, batch, next.state());
   Status const planned = plan_group(x, batch, next.state());
   Counts const after = now();
   CHECK_THAT(compacted, succeeded());

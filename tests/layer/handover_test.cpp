@@ -24,51 +24,52 @@ TEMPLATE_LIST_TEST_CASE("MTP R112: compact_selection refuses what it cannot comp
 
   SECTION("from an empty state") {
     OwnedState empty(4, model.shape.top_k);
-    CHECK_THAT(
-        compact_selection(x, empty.get(), numbers(rows), {2, 0}, step1.batch(), step1.state()),
-        refused(Errc::stale_selection, "without a selection"));
+    CHECK_THAT(compact_selection(x, empty.get(), empty.get().tag().id, numbers(rows), {2, 0},
+                                 step1.batch(), step1.state()),
+               refused(Errc::stale_selection, "without a selection"));
   }
   SECTION("into the same state") {
-    CHECK_THAT(
-        compact_selection(x, step0.state(), numbers(rows), {2, 0}, step1.batch(), step0.state()),
-        refused(Errc::bad_value, "two states"));
+    CHECK_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(rows), {2, 0},
+                                 step1.batch(), step0.state()),
+               refused(Errc::bad_value, "two states"));
     CHECK(step0.state().tag() == SelectionTag{{1, 0}, 10, 0});
   }
   SECTION("a row past the selection's last") {
     rows[1] = 10;
-    CHECK_THAT(
-        compact_selection(x, step0.state(), numbers(rows), {2, 0}, step1.batch(), step1.state()),
-        refused(Errc::bad_value, "row number").naming(10, 10));
+    CHECK_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(rows), {2, 0},
+                                 step1.batch(), step1.state()),
+               refused(Errc::bad_value, "row number").naming(10, 10));
   }
   SECTION("a negative row") {
     rows[0] = -1;
-    CHECK_THAT(
-        compact_selection(x, step0.state(), numbers(rows), {2, 0}, step1.batch(), step1.state()),
-        refused(Errc::bad_value, "row number").naming(10, -1));
+    CHECK_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(rows), {2, 0},
+                                 step1.batch(), step1.state()),
+               refused(Errc::bad_value, "row number").naming(10, -1));
   }
   SECTION("no row numbers") {
-    CHECK_THAT(compact_selection(x, step0.state(), make_lengths<host>(nullptr, Rows{2}), {2, 0},
-                                 step1.batch(), step1.state()),
+    CHECK_THAT(compact_selection(x, step0.state(), step0.state().tag().id,
+                                 make_lengths<host>(nullptr, Rows{2}), {2, 0}, step1.batch(),
+                                 step1.state()),
                refused(Errc::missing_input, "rows"));
   }
   SECTION("another number of rows than the batch has") {
     rows.push_back(1);
-    CHECK_THAT(
-        compact_selection(x, step0.state(), numbers(rows), {2, 0}, step1.batch(), step1.state()),
-        refused(Errc::bad_shape, "rows of").naming(3, 2));
+    CHECK_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(rows), {2, 0},
+                                 step1.batch(), step1.state()),
+               refused(Errc::bad_shape, "rows of").naming(3, 2));
   }
   SECTION("a state of another width") {
     OwnedState narrow(4, model.shape.top_k - 1);
-    CHECK_THAT(
-        compact_selection(x, step0.state(), numbers(rows), {2, 0}, step1.batch(), narrow.get()),
-        refused(Errc::bad_shape, "top_k").naming(5, 6));
+    CHECK_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(rows), {2, 0},
+                                 step1.batch(), narrow.get()),
+               refused(Errc::bad_shape, "top_k").naming(5, 6));
     CHECK(narrow.get().tag() == SelectionTag{});
   }
   SECTION("a state with too few rows") {
     OwnedState small(1, model.shape.top_k);
-    CHECK_THAT(
-        compact_selection(x, step0.state(), numbers(rows), {2, 0}, step1.batch(), small.get()),
-        refused(Errc::bad_shape, "capacity").naming(1, 2));
+    CHECK_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(rows), {2, 0},
+                                 step1.batch(), small.get()),
+               refused(Errc::bad_shape, "capacity").naming(1, 2));
     CHECK(small.intact());
   }
   CHECK(step1.state().tag() == SelectionTag{});
@@ -86,7 +87,8 @@ TEMPLATE_LIST_TEST_CASE("MTP R112: compact_selection refuses two states over the
   Session step1(x, model, share, join({chunk(0, 29), chunk(3, 40), chunk(2, 4)}), {2, 0});
   std::vector<position_t> const rows{8, 0, 1};  // in place, row 0 would be gone when it is read
   SelectionState<host> twin = step0.state();
-  CHECK_THAT(compact_selection(x, step0.state(), numbers(rows), {2, 0}, step1.batch(), twin),
+  CHECK_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(rows), {2, 0},
+                               step1.batch(), twin),
              refused(Errc::bad_value, "two states"));
   CHECK(copy_selection(step0.state().selection()) == step0.selected(0));
 }
@@ -101,9 +103,9 @@ TEMPLATE_LIST_TEST_CASE("MTP R112: rows may be taken in any order, and more than
   RowList const drafts = join({chunk(1, 37), chunk(3, 40), chunk(0, 29), chunk(3, 40)});
   Session step1(x, model, MtpDraft{0, true}, drafts, {2, 0}, ample, 1);
   std::vector<position_t> const rows{9, 8, 4, 8};
-  REQUIRE_THAT(
-      compact_selection(x, step0.state(), numbers(rows), {2, 0}, step1.batch(), step1.state()),
-      succeeded());
+  REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(rows), {2, 0},
+                                 step1.batch(), step1.state()),
+               succeeded());
   auto in = step1.inputs(0);
   in.indexer = cuda::std::nullopt;
   REQUIRE_THAT(step1.run(0, in), succeeded());

@@ -134,9 +134,9 @@ TEMPLATE_LIST_TEST_CASE("MTP R111: draft steps share the MTP layer's selection, 
     OwnedState drafts(shape.rows, shape.top_k);
     Session step1(x, model, MtpDraft{mtp, true}, chunk(0, 9), {2, 0}, ample, mtp);
     std::vector<position_t> const rows{1};
-    REQUIRE_THAT(
-        compact_selection(x, trunk.state(), numbers(rows), {2, 0}, step1.batch(), drafts.get()),
-        succeeded());
+    REQUIRE_THAT(compact_selection(x, trunk.state(), trunk.state().tag().id, numbers(rows), {2, 0},
+                                   step1.batch(), drafts.get()),
+                 succeeded());
     for (std::int32_t step = 1; step < 4; ++step) {
       step1.numbering = mtp - 1 + step;
       auto in = step1.inputs(1);
@@ -158,9 +158,9 @@ TEMPLATE_LIST_TEST_CASE(
   REQUIRE_THAT(step0.run(0), succeeded());
   OwnedState drafts(8, model.shape.top_k);
   auto const batch1 = draft(x, model, 1, step_rows(1), {2, 0});
-  REQUIRE_THAT(
-      compact_selection(x, step0.state(), numbers(last_rows), {2, 0}, batch1.batch(), drafts.get()),
-      succeeded());
+  REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(last_rows),
+                                 {2, 0}, batch1.batch(), drafts.get()),
+               succeeded());
   CHECK(drafts.get().tag() == SelectionTag{{2, 0}, 3, mtp});
 
   int scores = step0.calls.scores;
@@ -207,9 +207,9 @@ TEMPLATE_LIST_TEST_CASE(
   REQUIRE_THAT(step0.run(0), succeeded());
   auto step1 = draft(x, model, 1, join({chunk(1, 12), chunk(0, 10)}), {2, 0});
   std::vector<position_t> const accepted{0, 2};
-  REQUIRE_THAT(
-      compact_selection(x, step0.state(), numbers(accepted), {2, 0}, step1.batch(), step1.state()),
-      succeeded());
+  REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(accepted),
+                                 {2, 0}, step1.batch(), step1.state()),
+               succeeded());
   REQUIRE_THAT(run_shared(step1, step1.state()), succeeded());
   auto const by_token_8 = selection_by_hand(model, 0, {0, 9});
   CHECK(step1.selected(0).row(1) == by_token_8);
@@ -227,8 +227,8 @@ TEMPLATE_LIST_TEST_CASE("MTP KVShare: what drafts write to the KV cache is never
     REQUIRE_THAT(step0.run(0), succeeded());
     OwnedState drafts(3, model.shape.top_k);
     auto const batch1 = draft(x, model, 1, step_rows(1), {2, 0});
-    REQUIRE_THAT(compact_selection(x, step0.state(), numbers(last_rows), {2, 0}, batch1.batch(),
-                                   drafts.get()),
+    REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(last_rows),
+                                   {2, 0}, batch1.batch(), drafts.get()),
                  succeeded());
     for (position_t s = 1; s < 5; ++s) {
       for (Row const& row : step_rows(s)) {
@@ -299,9 +299,9 @@ TEMPLATE_LIST_TEST_CASE("MTP R116: after an error in step 2 the next round's ste
   OwnedState drafts(8, model.shape.top_k);
   REQUIRE_THAT(step0.run(0), succeeded());
   auto step1 = draft(x, model, 1, step_rows(1), {2, 0});
-  REQUIRE_THAT(
-      compact_selection(x, step0.state(), numbers(last_rows), {2, 0}, step1.batch(), drafts.get()),
-      succeeded());
+  REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(last_rows),
+                                 {2, 0}, step1.batch(), drafts.get()),
+               succeeded());
   REQUIRE_THAT(run_shared(step1, drafts.get()), succeeded());
 
   auto step2 = draft(x, model, 2, step_rows(2), {2, 0});

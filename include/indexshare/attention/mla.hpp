@@ -84,8 +84,9 @@ template <Element Query, class KvFormat, Element Out, Space S>
 Status check_inputs(MlaInputs<Query, KvFormat, S> const& in, MlaOutputs<Out, S> const& out,
                     RowBatch<S> const& batch, Shape const& shape) noexcept {
   using namespace detail;
-  bool const has_lse = out.lse.data_handle() != nullptr;
-  bool const has_sink = in.sink.data_handle() != nullptr;
+  // absent is a view of no extent; a null pointer with an extent is a mistake
+  bool const has_lse = out.lse.data_handle() != nullptr || out.lse.extent(0) > 0;
+  bool const has_sink = in.sink.data_handle() != nullptr || in.sink.extent(0) > 0;
   return first_failure({
       check_shape(SparseMla<Query, KvFormat, Out>{}, shape),
       check_extent("rows of the attention queries", batch.count(), in.q.extent(0)),

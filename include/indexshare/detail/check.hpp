@@ -38,9 +38,9 @@ constexpr Status check_at_least(char const* what, index_t minimum, index_t got) 
 template <class View>
 constexpr Status check_readable(char const* what, View const& view) noexcept {
   constexpr std::size_t rank = View::rank();
-  index_t elements = 1;
-  for (std::size_t i = 0; i < rank; ++i) elements *= view.extent(i);
-  if (elements == 0) return {};
+  for (std::size_t i = 0; i < rank; ++i) {
+    if (view.extent(i) == 0) return {};  // nothing to read
+  }
   if (view.data_handle() == nullptr) return failure(Errc::missing_input, what);
   if (rank > 1 && view.extent(rank - 1) > 1 && view.stride(rank - 1) != 1) {
     return failure(Errc::bad_stride, what, 1, view.stride(rank - 1));
@@ -68,6 +68,26 @@ constexpr Status check_writable(char const* what, View const& view) noexcept {
     if (view.stride(i) < span) return failure(Errc::bad_stride, what, span, view.stride(i));
   }
   return {};
+}
+
+/// What a message calls the parts of a page table.
+struct TableNames {
+  char const* page_size;
+  char const* width;
+  char const* memory;
+};
+inline constexpr TableNames kv_table_names{"batch.kv_pages.page_size", "pages of batch.kv_pages",
+                                           "batch.kv_pages"};
+inline constexpr TableNames index_table_names{"batch.index_pages.page_size",
+                                              "pages of batch.index_pages", "batch.index_pages"};
+
+/// A readable table of a size for which slots can be computed without overflow.
+template <Space S>
+constexpr Status check_table(TableNames const& names, PageTable<S> const& table) noexcept {
+  return first_failure({check_at_least(names.page_size, 1, table.page_size),
+                        check_at_most(names.page_size, max_position, table.page_size),
+                        check_at_most(names.width, max_position, table.pages.extent(1)),
+                        check_readable(names.memory, table.pages)});
 }
 
 /// What a message calls the parts of a cache.
@@ -99,6 +119,21 @@ constexpr bool format_fits(Format const&, index_t) noexcept {
 }
 constexpr bool format_fits(format::LatentE4m3 const& layout, index_t lanes) noexcept {
   return layout.latent >= 0 && layout.latent <= lanes && layout.tile >= 1;
+}
+
+/// Strides of a plain cache that is written: no two elements in one place, blocks of rows or rows
+/// of blocks.
+template <class Cache>
+constexpr Status check_distinct_rows(CacheNames const& names, Cache const& cache) noexcept {
+  bool const rows_inside =
+      cache.row_stride >= cache.lanes &&
+      (cache.blocks <= 1 || cache.block_stride >= cache.block_size * cache.row_stride);
+  bool const blocks_inside =
+      cache.block_stride >= cache.lanes &&
+      (cache.block_size <= 1 || cache.row_stride >= cache.blocks * cache.block_stride);
+  return rows_inside || blocks_inside
+             ? Status{}
+             : failure(Errc::bad_stride, names.strides, cache.lanes, cache.row_stride);
 }
 
 /// A cache of rows with `lanes` lanes that a page table of the same page size points into.

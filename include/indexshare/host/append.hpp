@@ -38,8 +38,10 @@ Status append_rows(X const&, Tensor<Space::host, T const, 2> const& rows,
            detail::check_readable("rows to append", rows),
            detail::check_readable("positions of the rows to append", positions),
            detail::check_readable("requests of the rows to append", requests),
-           detail::check_readable("page table", pages.pages),
-           detail::check_cache(names, cache, rows.extent(1), pages)});
+           detail::check_table(
+               {"page_size of the page table", "pages of the page table", "page table"}, pages),
+           detail::check_cache(names, cache, rows.extent(1), pages),
+           detail::check_distinct_rows(names, cache)});
       !status.ok()) {
     return status;
   }

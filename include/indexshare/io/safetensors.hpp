@@ -2,19 +2,23 @@
 #pragma once
 
 #include <indexshare/element.hpp>
+#include <indexshare/io/detail/strict_json.hpp>
 #include <indexshare/views.hpp>
 
 #include <cuda/std/expected>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <map>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -82,17 +86,29 @@ inline std::size_t safetensors_width(std::string_view dtype) {
 }  // namespace detail
 
 /// A safetensors file held in memory. Every offset and extent of the header is checked before a
-/// tensor can be had.
+/// tensor can be had: the tensors' data follow each other without overlap or gap, as the format
+/// asks. Moves, but does not copy: entries point into the content.
 class SafetensorsFile {
  public:
+  SafetensorsFile(SafetensorsFile&&) = default;
+  SafetensorsFile& operator=(SafetensorsFile&&) = default;
+
   using Error = SafetensorsError;
   template <class T>
   using Expected = cuda::std::expected<T, Error>;
 
   static Expected<SafetensorsFile> open(std::string const& path) {
+    std::error_code ignored;
     std::ifstream stream(path, std::ios::binary);
-    if (!stream) return fail({path, "", "no readable file", "a safetensors file"});
-    std::string content((std::istreambuf_iterator<char>(stream)), {});
+    if (!stream || std::filesystem::is_directory(path, ignored)) {
+      return fail({path, "", "no readable file", "a safetensors file"});
+    }
+    std::string content;
+    char block[1 << 16];
+    while (stream.read(block, sizeof block), stream.gcount() > 0) {
+      content.append(block, static_cast<std::size_t>(stream.gcount()));
+    }
+    if (stream.bad()) return fail({path, "", "a read error", "a safetensors file"});
     return parse(path, std::move(content));
   }
 
@@ -131,6 +147,8 @@ class SafetensorsFile {
   }
 
  private:
+  SafetensorsFile() = default;
+
   static cuda::std::unexpected<Error> fail(Error error) {
     return cuda::std::unexpected<Error>(std::move(error));
   }
@@ -158,13 +176,40 @@ class SafetensorsFile {
                    "at most " + std::to_string(content_.size() - prefix)});
     }
     auto const* const text = reinterpret_cast<char const*>(content_.data()) + prefix;
-    auto const header = nlohmann::json::parse(text, text + length, nullptr, false);
-    if (!header.is_object()) return fail({name_, "", "a header that is no JSON object", "one"});
+    auto const header = detail::parse_object({text, static_cast<std::size_t>(length)});
+    if (!header) {
+      return fail({name_, "", "in the header at " + header.error().message(), "a JSON object"});
+    }
     data_start_ = prefix + static_cast<std::size_t>(length);
-    for (auto const& [tensor, fields] : header.items()) {
+    for (auto const& [tensor, fields] : header->items()) {
       auto const parsed =
           tensor == "__metadata__" ? parse_metadata(fields) : parse_entry(tensor, fields);
       if (!parsed) return parsed;
+    }
+    return check_cover();
+  }
+
+  /// The tensors' data lie one after the other and fill the file.
+  Expected<void> check_cover() const {
+    std::vector<std::pair<std::size_t, std::string>> order;
+    for (auto const& [tensor, entry] : tensors_) {
+      if (entry.bytes > 0) {
+        order.emplace_back(static_cast<std::size_t>(entry.data - content_.data()), tensor);
+      }
+    }
+    std::sort(order.begin(), order.end());
+    std::size_t end = data_start_;
+    for (auto const& [begin, tensor] : order) {
+      if (begin != end) {
+        return fail(
+            {name_, tensor, "data_offsets from " + std::to_string(begin - data_start_),
+             "from " + std::to_string(end - data_start_) + ", where the data before it ends"});
+      }
+      end += tensors_.at(tensor).bytes;
+    }
+    if (end != content_.size()) {
+      return fail(
+          {name_, "", std::to_string(content_.size() - end) + " bytes behind the tensors", "none"});
     }
     return {};
   }

@@ -116,6 +116,10 @@ class StrictJsonCheck {
 
 /// Parses JSON text that must be one object.
 inline cuda::std::expected<nlohmann::json, ConfigError> parse_object(std::string_view text) {
+  if (text.find('\0') != std::string_view::npos) {  // the parser would take it for the end
+    return cuda::std::unexpected<ConfigError>(
+        ConfigError{"$", "a NUL byte", "one JSON object and nothing after it"});
+  }
   StrictJsonCheck check(text);
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &check))
     return cuda::std::unexpected<ConfigError>(check.error());
