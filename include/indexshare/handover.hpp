@@ -62,8 +62,8 @@ Status take_selection(X const& x, SelectionView<X::space, position_t const> cons
                         from.counts.extent(0)),
            check_at_least("rows of the selection", 0, count),
            check_at_most("rows for the state's capacity", to.rows(), count),
-           check_at_least("forward of the id", 0, tag.id.forward),
-           check_at_least("source layer of the selection", 0, tag.source_layer),
+           check_value("forward of the id (it must be given)", 0, tag.id.forward),
+           check_value("source layer of the selection", 0, tag.source_layer),
            check_plan_batch(batch, count), check_readable("indices of the selection", from.indices),
            check_readable("counts of the selection", from.counts)});
       !status.ok()) {

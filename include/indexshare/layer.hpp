@@ -174,7 +174,7 @@ struct SparseAttentionLayer {
                      from);
     }
     if (Status const status = detail::first_failure(
-            {detail::check_at_least("forward of in.id (it must be given)", 0, in.id.forward),
+            {detail::check_value("forward of in.id (it must be given)", 0, in.id.forward),
              detail::check_extent("top_k of the state against shape.top_k", shape.top_k,
                                   state.top_k()),
              detail::check_at_most("rows of the batch for the state's capacity", state.rows(),

@@ -204,3 +204,18 @@ TEST_CASE("CFG-OTHER: output that cannot be written is an error") {
   CHECK(programs::inspect(3, words, out, err) == 2);
   CHECK(err.str() == "error: output: could not be written\n");
 }
+
+TEST_CASE("SHARE-PP R099: an import that nothing needs is refused") {
+  CHECK(mentions(error_of(inspect_file(glm52, {"--stages", "0:79+import"})),
+                 "reads no selection from below"));
+  CHECK(mentions(error_of(inspect_file(glm52, {"--stages", "0:38,38:79+import"})), "layer 38"));
+}
+
+TEST_CASE("CFG-OTHER: text behind a NUL byte is not ignored") {
+  std::ifstream stream(data_file("configs/" + std::string(glm52)));
+  std::ostringstream text;
+  text << stream.rdbuf();
+  auto const config = indexshare::io::parse_config(text.str() + std::string(1, '\0') + "garbage");
+  REQUIRE_FALSE(config.has_value());
+  CHECK(mentions(config.error().message(), "NUL"));
+}

@@ -35,7 +35,7 @@ float run_layer(Exec const& exec) {
   RowBatch<Space::host> const batch{make_lengths<Space::host>(length.data(), Rows{1}),
                                     make_lengths<Space::host>(request.data(), Rows{1}), pages,
                                     pages};
-  typename Layer::template inputs<Space::host> in{.attention = {}, .batch = batch};
+  typename Layer::template inputs<Space::host> in{.batch = batch, .id = {.forward = 1}};
   in.indexer = {make_query<Space::host>(one.data(), Rows{1}, Heads{1}, HeadDim{1}),
                 make_head_weights<Space::host>(one.data(), Rows{1}, Heads{1}),
                 make_contiguous_cache<Space::host>(keys.data(), Requests{1}, Keys{4}, HeadDim{1})};

@@ -33,6 +33,11 @@ constexpr Status check_at_least(char const* what, index_t minimum, index_t got) 
   return got >= minimum ? Status{} : failure(Errc::bad_shape, what, minimum, got);
 }
 
+/// A scalar that is not an extent.
+constexpr Status check_value(char const* what, std::int64_t minimum, std::int64_t got) noexcept {
+  return got >= minimum ? Status{} : failure(Errc::bad_value, what, minimum, got);
+}
+
 /// A view that will be read: data where it has elements, lanes next to each other, and no stride
 /// below zero.
 template <class View>
