@@ -13,7 +13,9 @@ namespace programs {
 
 /// What one stage of the layers did.
 struct Meter {
-  std::int64_t calls = 0;  ///< of the layer; one that is split into passes counts once
+  /// Calls of the layer: one that is split into passes counts once, by its first rows. A top-k is
+  /// not told which rows of the call it gets, so there each pass counts.
+  std::int64_t calls = 0;
   std::int64_t rows = 0;
   double milliseconds = 0;
 
