@@ -39,6 +39,14 @@ struct LatentE4m3 {
 
 }  // namespace format
 
+/// The basis that index queries and keys are written in. A Hadamard transform of both sides leaves
+/// every score as it is and of one side ruins them all, so queries and key views carry their basis
+/// and the indexer compares them. Caches of attention keys are always natural.
+enum class LaneBasis : std::uint8_t {
+  natural,
+  hadamard,  ///< Sylvester's matrix times lanes^-0.5, applied after the rotation
+};
+
 /// A cache of token rows in blocks: row `slot` lies in block slot / block_size. A contiguous cache
 /// has one block per request; a paged one has pages. Strides are in elements of the storage type
 /// and 64 bits wide. The `Storage` parameter is const for readers.
@@ -54,6 +62,7 @@ struct CacheView {
   index_t block_stride = 0;  ///< between blocks
   index_t row_stride = 0;    ///< between the rows (or codes) of tokens in a block
   [[no_unique_address]] Format format{};
+  LaneBasis basis = LaneBasis::natural;  ///< of all rows: a cache is filled in one basis
 
   INDEXSHARE_HD constexpr index_t slots() const noexcept { return blocks * block_size; }
 
@@ -73,7 +82,7 @@ struct CacheView {
   template <class Reader>
   requires(std::is_same_v<Reader, Storage const> && !std::is_const_v<Storage>) constexpr
   operator CacheView<S, Format, Reader>() const noexcept {
-    return {data, blocks, block_size, lanes, block_stride, row_stride, format};
+    return {data, blocks, block_size, lanes, block_stride, row_stride, format, basis};
   }
 };
 

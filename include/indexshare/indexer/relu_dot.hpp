@@ -24,6 +24,7 @@ struct ReluDotIndexer {
     QueryView<S, Query> q{};         ///< [rows, index heads, index dim], rotated
     HeadWeightView<S> weights{};     ///< [rows, index heads], constants folded in; may be negative
     CacheView<S, KeyFormat> keys{};  ///< one row of index-dim lanes per token, rotated
+    LaneBasis q_basis = LaneBasis::natural;  ///< must be that of `keys`
   };
 };
 
@@ -54,6 +55,13 @@ Status check_inputs(ReluDotIndexer<Query, KeyFormat> const& policy,
       check_readable("index queries", in.q),
       check_readable("head weights", in.weights),
       check_cache(index_key_cache_names, in.keys, shape.index_dim, batch.index_pages),
+      in.q_basis == in.keys.basis
+          ? Status{}
+          : failure(Errc::bad_value,
+                    "basis of the index queries against the index-key cache's (0 natural, 1 "
+                    "hadamard)",
+                    static_cast<std::int64_t>(in.keys.basis),
+                    static_cast<std::int64_t>(in.q_basis)),
   });
 }
 

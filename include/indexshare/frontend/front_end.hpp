@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/cache.hpp>
+#include <indexshare/frontend/product.hpp>
+#include <indexshare/frontend/rotary.hpp>
+#include <indexshare/model_config.hpp>
+#include <indexshare/status.hpp>
+
+#include <bit>
+#include <cstdint>
+
+/// @file From hidden states to the inputs of a sparse-attention layer, and from its output to that
+/// of the self-attention module: the recipe of a model family, as its config states it. Every
+/// number that implementations disagree about is a field of `FrontEnd`.
+
+namespace indexshare {
+inline namespace v0 {
+
+/// The recipe of one model. A value; serves all its layers.
+template <class Product = PlainProduct>
+struct FrontEnd {
+  ModelConfig config{};  ///< widths, epsilons, rotary layouts, sink, gate
+  RotaryFrequencies
+      frequencies{};  ///< of `rotary_frequencies(config)`, or of another implementation
+  LaneBasis index_basis = LaneBasis::natural;  ///< that index queries and index keys are made in
+  Product product{};                           ///< see MatrixProduct
+};
+
+/// The recipe that `config` states. Errors: those of `rotary_frequencies`; unsupported for a model
+/// that `can_run` refuses, and for a Hadamard basis of an index dim that is no power of two.
+template <class Product = PlainProduct>
+Result<FrontEnd<Product>> make_front_end(ModelConfig const& config,
+                                         LaneBasis index_basis = LaneBasis::natural,
+                                         Product product = {}) noexcept {
+  if (Status const status = can_run(config); !status.ok()) return refuse(status);
+  if (index_basis == LaneBasis::hadamard &&
+      !std::has_single_bit(static_cast<std::uint64_t>(config.index_head_dim))) {
+    return refuse(failure(
+        Errc::unsupported,
+        "index_head_dim of a Hadamard basis must be a power of two (expected: "
+        "the next one)",
+        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(config.index_head_dim))),
+        config.index_head_dim));
+  }
+  Result<RotaryFrequencies> const frequencies = rotary_frequencies(config);
+  if (!frequencies) return refuse(frequencies.error());
+  return FrontEnd<Product>{config, *frequencies, index_basis, product};
+}
+
+}  // namespace v0
+}  // namespace indexshare
