@@ -4,8 +4,13 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
+#include "checkpoint_files.hpp"
+#include "safetensors_writer.hpp"
+
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -132,4 +137,113 @@ TEST_CASE("Safetensors: no truncation is accepted or read past") {
     INFO(length);
     CHECK_FALSE(SafetensorsFile::parse("file", whole.substr(0, length)).has_value());
   }
+}
+
+TEST_CASE("Safetensors: a mapped file gives what the same content in memory gives") {
+  test::TempDirectory const directory;
+  directory.write("t.safetensors", file_of(good_header, good_data));
+  std::vector<SafetensorsFile> kept;
+  for (int i = 0; i < 2; ++i) {
+    kept.push_back(SafetensorsFile::open(directory.file("t.safetensors")).value());
+  }
+  std::filesystem::remove(directory.file("t.safetensors"));  // the mapping stays
+  for (SafetensorsFile const& file : kept) {
+    CHECK(file.metadata().at("case") == "tiny");
+    CHECK(file.read<float>("a", {2, 3}).value() == std::vector<float>{1, 2, 3, 4, 5, 6});
+    CHECK(file.read<bf16>("b").value()[1].bits == 0xC000);
+    CHECK(file.read<std::int64_t>("none").value().empty());
+  }
+}
+
+TEST_CASE("Safetensors: no truncation of a file on disk is accepted") {
+  test::TempDirectory const directory;
+  std::string const whole = file_of(good_header, good_data);
+  for (std::size_t length = 0; length < whole.size(); length += 13) {
+    directory.write("t.safetensors", whole.substr(0, length));
+    auto const file = SafetensorsFile::open(directory.file("t.safetensors"));
+    REQUIRE_FALSE(file.has_value());
+    CHECK_THAT(file.error().message(), ContainsSubstring(directory.file("t.safetensors")));
+  }
+  directory.write("t.safetensors", "");
+  CHECK_THAT(SafetensorsFile::open(directory.file("t.safetensors")).error().message(),
+             ContainsSubstring("got 0 bytes"));
+}
+
+TEST_CASE("Safetensors: a header has at most 100 MB, as the format says") {
+  test::TempDirectory const directory;
+  std::uint64_t const length = 100'000'001;
+  directory.write("t.safetensors", std::string(reinterpret_cast<char const*>(&length), 8) + "{}");
+  std::filesystem::resize_file(directory.file("t.safetensors"), length + 8);  // zeros, not on disk
+  CHECK_THAT(
+      SafetensorsFile::open(directory.file("t.safetensors")).error().message(),
+      ContainsSubstring("a header of 100000001 bytes") && ContainsSubstring("at most 100000000"));
+}
+
+TEST_CASE("Safetensors: elements of fewer bits than a byte take as many bytes as they fill") {
+  CHECK(SafetensorsFile::parse("file", file_of(R"({"t":{"dtype":"F4","shape":[3,2],)"
+                                               R"("data_offsets":[0,3]}})",
+                                               "abc"))
+            .has_value());
+  CHECK(SafetensorsFile::parse("file", file_of(R"({"t":{"dtype":"F6_E2M3","shape":[4],)"
+                                               R"("data_offsets":[0,3]}})",
+                                               "abc"))
+            .has_value());
+  CHECK_THAT(refusal(R"({"t":{"dtype":"F4","shape":[7],"data_offsets":[0,4]}})", "abcd"),
+             ContainsSubstring("4 bytes"));
+  CHECK_THAT(refusal(R"({"t":{"dtype":"F4","shape":[7],"data_offsets":[0,3]}})", "abc"),
+             ContainsSubstring("3 bytes"));
+  CHECK_THAT(refusal(R"({"t":{"dtype":"F8_E8M0","shape":[7],"data_offsets":[0,4]}})", "abcd"),
+             ContainsSubstring("4 bytes"));
+}
+
+TEST_CASE("Safetensors writer: what it writes is read back, aligned and the same in any order") {
+  std::vector<float> const wide{1, 2, 3};
+  std::vector<bf16> const narrow{{0x3F80}, {0x4000}, {0x4040}};
+  std::vector<indexshare::e4m3> const codes{{1}, {2}, {3}};
+  programs::SafetensorsWriter writer;
+  writer.add("codes", {3}, codes);
+  writer.add("narrow", {3, 1}, narrow);
+  writer.add("wide", {1, 3}, wide);
+  writer.add("none", {0, 2}, std::vector<double>{});
+  writer.metadata("who", "first");
+  writer.metadata("who", "a \"test\" \xFF");  // not UTF-8
+  programs::SafetensorsWriter other;
+  other.metadata("who", "a \"test\" \xFF");
+  other.add("none", {0, 2}, std::vector<double>{});
+  other.add("wide", {1, 3}, wide);
+  other.add("narrow", {3, 1}, narrow);
+  other.add("codes", "F8_E4M3", {3}, std::as_bytes(std::span(codes)));
+  CHECK(writer.bytes().value() == other.bytes().value());
+
+  test::TempDirectory const directory;
+  REQUIRE(writer.write(directory.file("t.safetensors")).has_value());
+  auto const file = SafetensorsFile::open(directory.file("t.safetensors")).value();
+  CHECK(file.read<float>("wide", {1, 3}).value() == wide);
+  CHECK(file.read<bf16>("narrow", {3, 1}).value()[2].bits == 0x4040);
+  CHECK(file.read<indexshare::e4m3>("codes").value()[1].bits == 2);
+  CHECK(file.read<double>("none", {0, 2}).has_value());
+  CHECK(file.metadata().at("who").starts_with("a \"test\" "));
+  for (auto const& [name, entry] : file.tensors()) {
+    INFO(name);
+    std::size_t const alignment = indexshare::io::safetensors_bits(entry.dtype) / 8;
+    CHECK(reinterpret_cast<std::uintptr_t>(entry.data) % alignment == 0);
+  }
+}
+
+TEST_CASE("Safetensors writer: the first wrong call is reported") {
+  programs::SafetensorsWriter writer;
+  writer.add("t", {2}, std::vector<float>{1});
+  writer.add("t", {1}, std::vector<float>{1});
+  CHECK_THAT(writer.bytes("file").error().message(),
+             ContainsSubstring("file: tensor t: got 4 bytes") && ContainsSubstring("[2] of F32"));
+  programs::SafetensorsWriter twice;
+  twice.add("t", {1}, std::vector<float>{1});
+  twice.add("t", {1}, std::vector<float>{1});
+  test::TempDirectory const directory;
+  CHECK_THAT(twice.write(directory.file("t.safetensors")).error().message(),
+             ContainsSubstring("tensor t: got the tensor twice"));
+  CHECK_FALSE(std::filesystem::exists(directory.file("t.safetensors")));
+  programs::SafetensorsWriter good;
+  CHECK_THAT(good.write(directory.file("no/such/t.safetensors")).error().message(),
+             ContainsSubstring("no writable file"));
 }
