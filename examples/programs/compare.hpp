@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "arguments.hpp"
+#include "compare_layers.hpp"
+#include "compare_report.hpp"
+#include "recording.hpp"
+
+namespace programs {
+
+inline constexpr OptionSpec compare_options[] = {
+    {"--tolerance", "X",
+     "largest error relative to the quantity's largest magnitude (default: 1e-4; 2e-2 for 16 "
+     "bits)"},
+    {"--layers", "A:B", "layers A to B - 1 (default: all)"},
+    {"--json", "FILE", "writes the report as JSON too"},
+    {"--help", "", "this text"},
+};
+
+inline constexpr char const* compare_purpose =
+    "Compares two recordings of sparse-attention layers and shows, for each layer, the first\n"
+    "quantity in pipeline order that differs. Exit status 0: the same, 1: a difference, 2: an "
+    "error,\n"
+    "in one line on stderr.";
+
+namespace compare_detail {
+
+/// A command line with the words that are no option, nor the value of one, taken out.
+struct Words {
+  std::vector<std::string> files;
+  std::vector<char const*> options;
+};
+
+inline Words sort_words(int argc, char const* const* argv) {
+  Words words;
+  words.options.push_back(argv[0]);
+  bool value_follows = false;
+  for (int i = 1; i < argc; ++i) {
+    std::string_view const word = argv[i];
+    bool const option = word.starts_with("--");
+    if (option || value_follows)
+      words.options.push_back(argv[i]);
+    else
+      words.files.emplace_back(word);
+    value_follows = false;
+    for (OptionSpec const& spec : compare_options)
+      if (word == spec.name) value_follows = !spec.value.empty();
+  }
+  return words;
+}
+
+inline Parsed<CompareSettings> read_compare_settings(Arguments const& arguments) {
+  CompareSettings settings;
+  if (arguments.has("--tolerance")) {
+    // two numbers are never further apart than twice the larger magnitude
+    auto const tolerance = parse_number("--tolerance", arguments.text("--tolerance"), 0, 2);
+    if (!tolerance) return cuda::std::unexpected(tolerance.error());
+    settings.tolerance = *tolerance;
+  }
+  if (arguments.has("--layers")) {
+    auto const layers = arguments.range("--layers", {}, std::numeric_limits<std::int32_t>::max());
+    if (!layers) return cuda::std::unexpected(layers.error());
+    settings.layers = *layers;
+  }
+  return settings;
+}
+
+/// On one line: names of tensors and texts of metadata are a file's.
+inline std::string one_line(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return text;
+}
+
+inline void write_head(std::ostream& out, char const* side, Recording const& recording) {
+  auto const producer = recording.metadata().find("producer");
+  out << side << " " << one_line(recording.name());
+  if (producer != recording.metadata().end()) out << ", by " << one_line(producer->second);
+  out << "\n";
+}
+
+}  // namespace compare_detail
+
+/// The program. Returns its exit status: 0 the same, 1 a difference, 2 after one line on `err`.
+inline int compare(int argc, char const* const* argv, std::ostream& out, std::ostream& err) {
+  using namespace compare_detail;
+  constexpr int differs = 1;
+  constexpr int failed = 2;
+  auto const fail = [&err](std::string const& message) {
+    err << "error: " << one_line(message) << "\n";
+    return failed;
+  };
+  Words const words = sort_words(argc, argv);
+  auto const arguments = Arguments::parse(compare_options, static_cast<int>(words.options.size()),
+                                          words.options.data());
+  if (!arguments) return fail(arguments.error().message());
+  if (arguments->has("--help")) {
+    out << help_text("indexshare-compare A.safetensors B.safetensors", compare_purpose,
+                     compare_options);
+    return 0;
+  }
+  if (words.files.size() != 2)
+    return fail("files: got " + std::to_string(words.files.size()) +
+                ", expected two recordings, A.safetensors and B.safetensors");
+  auto const settings = read_compare_settings(*arguments);
+  if (!settings) return fail(settings.error().message());
+  auto const a = Recording::open(words.files[0]);
+  if (!a) return fail(a.error().message());
+  auto const b = Recording::open(words.files[1]);
+  if (!b) return fail(b.error().message());
+  auto const report = compare_recordings(*a, *b, *settings);
+  if (!report) return fail(report.error().message());
+  if (arguments->has("--json")) {
+    std::ofstream json(arguments->text("--json"));
+    if (!(json << comparison_json(*a, *b, *report).dump(2) << "\n" << std::flush))
+      return fail("--json: cannot write " + programs::quoted(arguments->text("--json")));
+  }
+  write_head(out, "A", *a);
+  write_head(out, "B", *b);
+  out << a->tokens() << " tokens, " << a->rows() << " rows\n";
+  write_comparison(out, *a, *report);
+  out.flush();
+  if (!out) return fail("output: could not be written");
+  return report->first_difference() == nullptr ? 0 : differs;
+}
+
+}  // namespace programs
