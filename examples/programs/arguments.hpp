@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <limits>
 #include <map>
@@ -71,6 +72,18 @@ inline Parsed<std::int64_t> parse_integer(std::string_view option, std::string_v
   if (!fits || number * unit < low || number * unit > high)
     return reject(option, "got " + quoted(text) + ", " + expected);
   return number * unit;
+}
+
+/// A real number. @param option named in errors
+inline Parsed<double> parse_number(std::string_view option, std::string_view text, double low,
+                                   double high) {
+  double number = 0;
+  auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  bool const whole = error == std::errc() && end == text.data() + text.size();
+  if (whole && low <= number && number <= high) return number;
+  char bounds[80];
+  std::snprintf(bounds, sizeof bounds, "expected a number from %g to %g", low, high);
+  return reject(option, "got " + programs::quoted(text) + ", " + bounds);
 }
 
 /// A half-open range of numbers.

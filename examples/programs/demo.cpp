@@ -2,6 +2,7 @@
 #include "arguments.hpp"
 #include "demo_report.hpp"
 #include "glm52.hpp"
+#include "weights_mode.hpp"
 
 #include <indexshare/io/config.hpp>
 
@@ -14,6 +15,7 @@
 #include <iostream>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #if !defined(INDEXSHARE_GOLDEN_DIR)
@@ -35,14 +37,28 @@ constexpr OptionSpec options[] = {
     {"--seed", "N", "of the synthetic data (default 1)"},
     {"--golden", "DIR", "fixtures made with transformers (default: those of the source tree)"},
     {"--json", "FILE", "writes the report as JSON too"},
+    {"--weights", "DIR",
+     "runs modules of a checkpoint instead: config.json and safetensors in DIR"},
+    {"--input", "FILE", "with --weights: hidden states and tokens of a recording"},
+    {"--record", "FILE", "with --weights: writes a recording, see indexshare-compare"},
+    {"--rows", "N", "with --weights: synthetic query rows (default 32)"},
+    {"--latent-eps", "X", "with --weights: of the latent norms (default rms_norm_eps)"},
+    {"--index-key-eps", "X", "with --weights: of the indexer's k_norm (default 1e-6)"},
+    {"--hadamard", "", "with --weights: index queries and keys in the Hadamard basis"},
     {"--help", "", "this text"},
 };
 
 constexpr char const* purpose =
     "Runs a stack of sparse-attention layers with a model's own full/shared schedule on synthetic\n"
-    "data, without and with sharing, and checks it against the reference. Exit status 0: the "
-    "check\n"
-    "passed, 1: it failed, 2: an error, in one line on stderr.";
+    "data, without and with sharing, and checks it against the reference. With --weights it runs\n"
+    "whole self-attention modules of a checkpoint, hidden states in, module output out, and "
+    "checks\n"
+    "them likewise. Exit status 0: the check passed, 1: it failed, 2: an error, in one line on "
+    "stderr.";
+
+/// Options that need --weights.
+constexpr std::string_view weights_options[] = {"--input",      "--record",        "--rows",
+                                                "--latent-eps", "--index-key-eps", "--hadamard"};
 
 constexpr int check_failed = 1;
 constexpr int error_status = 2;
@@ -154,7 +170,24 @@ void replay_fixture(std::string const& directory, ThreadPool& pool, DemoOutcome&
   }
 }
 
-int run(Arguments const& arguments) {
+/// The exit status, once all output is out.
+int flush_output(bool passed) {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    return fail("output: could not be written");
+  }
+  return passed ? 0 : check_failed;
+}
+
+int run_weights(Arguments const& arguments) {
+  auto const passed = run_weights_mode(arguments, default_layers, show_progress, end_progress);
+  if (!passed) return fail(passed.error().message());
+  return flush_output(*passed);
+}
+
+int run_synthetic(Arguments const& arguments) {
+  for (std::string_view const option : weights_options) {
+    if (arguments.has(option)) return fail(std::string(option) + ": needs --weights DIR");
+  }
   indexshare::io::LoadedConfig config{glm52_model(), glm52_plan()};
   std::string const file = arguments.text("--config");
   if (arguments.has("--config")) {
@@ -203,10 +236,11 @@ int run(Arguments const& arguments) {
   if (json.is_open() && !(json << json_report(outcome).dump(2) << "\n" << std::flush)) {
     return fail("--json: could not write " + arguments.text("--json"));
   }
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    return fail("output: could not be written");
-  }
-  return outcome.passed() ? 0 : check_failed;
+  return flush_output(outcome.passed());
+}
+
+int run(Arguments const& arguments) {
+  return arguments.has("--weights") ? run_weights(arguments) : run_synthetic(arguments);
 }
 
 }  // namespace

@@ -53,8 +53,9 @@ class DemoChecker {
 
   /// One layer call: all rows of a reused selection; one row of a computed one (every call of the
   /// first ones, then every fourth, as the reference is slow) and four heads of one output row.
+  /// @tparam Indexer, Attention  the layer's policies, which the reference runs too
   /// @param source_rows  row of the source layer's batch that each row reuses; empty: its own
-  template <class Inputs>
+  template <class Indexer, class Attention, class Inputs>
   void check(indexshare::Shape const& shape, Inputs const& in,
              indexshare::SelectionState<Space::host> const& state,
              indexshare::OutputView<Space::host, float> const& out,
@@ -63,12 +64,12 @@ class DemoChecker {
     index_t const rows = in.batch.count();
     index_t const row = (calls_ * 7 + 3) % rows;  // any row, never the same place twice in a row
     if (in.indexer) {
-      if (calls_ < 16 || calls_ % 4 == 0) check_selection(shape, in, selection, row);
+      if (calls_ < 16 || calls_ % 4 == 0) check_selection<Indexer>(shape, in, selection, row);
       remember(state.tag(), selection);
     } else {
       check_reuse(state.tag(), selection, source_rows);
     }
-    check_output(shape, in, selection, out, row);
+    check_output<Attention>(shape, in, selection, out, row);
     ++calls_;
   }
 
@@ -97,10 +98,9 @@ class DemoChecker {
     return list;
   }
 
-  template <class Inputs>
+  template <class Indexer, class Inputs>
   void check_selection(indexshare::Shape const& shape, Inputs const& in, Selection const& got,
                        index_t row) {
-    using Indexer = indexshare::ReluDotIndexer<bf16, indexshare::format::Plain<bf16>>;
     auto const batch = one_row(in.batch, row);
     auto inputs = *in.indexer;
     inputs.q = indexshare::rows_of(inputs.q, row, 1);
@@ -139,18 +139,18 @@ class DemoChecker {
     }
   }
 
-  template <class Inputs>
+  template <class Attention, class Inputs>
   void check_output(indexshare::Shape const& shape, Inputs const& in, Selection const& selection,
                     indexshare::OutputView<Space::host, float> const& out, index_t row) {
-    using Attention = indexshare::SparseMla<bf16, indexshare::format::Plain<bf16>>;
     indexshare::Shape part = shape.with_rows(1);
     part.heads = std::min<index_t>(4, shape.heads);
     index_t const first_head = calls_ % (shape.heads - part.heads + 1);
 
     auto inputs = in.attention;
-    inputs.q = indexshare::make_strided<Space::host, bf16 const, 3>(
-        &in.attention.q(row, first_head, 0), {1, part.heads, part.key_dim},
-        {in.attention.q.stride(0), in.attention.q.stride(1), 1});
+    inputs.q = decltype(inputs.q)(
+        &in.attention.q(row, first_head, 0),
+        {cuda::std::dextents<index_t, 3>(1, part.heads, part.key_dim),
+         cuda::std::array{in.attention.q.stride(0), in.attention.q.stride(1), index_t{1}}});
     if (inputs.sink.data_handle() != nullptr) {
       inputs.sink =
           indexshare::make_sink<Space::host>(&in.attention.sink(first_head), {part.heads});

@@ -116,7 +116,7 @@ class DemoStack {
     report.source = module.source();
     report.rows += rows;
     for (index_t row = 0; row < rows; ++row) report.selected += state.selection().counts(row);
-    checker.check(shape_, in, state, outputs.out, phase.source_rows);
+    checker.check<Indexer, Attention>(shape_, in, state, outputs.out, phase.source_rows);
   }
 
   /// Passes rows of a draft round's first selection to a later step.

@@ -142,11 +142,9 @@ struct SparseAttentionLayer {
                              batch.requests.extent(0)),
         detail::check_readable("batch.lengths", batch.lengths),
         detail::check_readable("batch.requests", batch.requests),
-        detail::check_table(detail::kv_table_names, batch.kv_pages),
     });
     return status.ok()
-               ? detail::check_at_least("keys that batch.kv_pages address, against shape.keys",
-                                        shape.keys, batch.kv_pages.keys())
+               ? detail::check_covering_table(detail::kv_table_names, batch.kv_pages, shape.keys)
                : status;
   }
 
@@ -190,14 +188,9 @@ struct SparseAttentionLayer {
     if (!in.indexer) {
       return failure(Errc::missing_input, "a full layer needs indexer inputs");
     }
-    auto const& pages = in.batch.index_pages;
-    Status status = detail::check_table(detail::index_table_names, pages);
-    if (status.ok()) {
-      status = detail::check_at_least("keys that batch.index_pages address, against shape.keys",
-                                      shape.keys, pages.keys());
-    }
-    if (!status.ok()) return status;
-    return indexer_check(x, indexer, *in.indexer, in.batch, shape);
+    Status const status =
+        detail::check_covering_table(detail::index_table_names, in.batch.index_pages, shape.keys);
+    return status.ok() ? indexer_check(x, indexer, *in.indexer, in.batch, shape) : status;
   }
 
   template <Space S>

@@ -80,11 +80,14 @@ struct TableNames {
   char const* page_size;
   char const* width;
   char const* memory;
+  char const* keys = "keys that the page table addresses";
 };
 inline constexpr TableNames kv_table_names{"batch.kv_pages.page_size", "pages of batch.kv_pages",
-                                           "batch.kv_pages"};
-inline constexpr TableNames index_table_names{"batch.index_pages.page_size",
-                                              "pages of batch.index_pages", "batch.index_pages"};
+                                           "batch.kv_pages",
+                                           "keys that batch.kv_pages address, against shape.keys"};
+inline constexpr TableNames index_table_names{
+    "batch.index_pages.page_size", "pages of batch.index_pages", "batch.index_pages",
+    "keys that batch.index_pages address, against shape.keys"};
 
 /// A readable table of a size for which slots can be computed without overflow.
 template <Space S>
@@ -93,6 +96,14 @@ constexpr Status check_table(TableNames const& names, PageTable<S> const& table)
                         check_at_most(names.page_size, max_position, table.page_size),
                         check_at_most(names.width, max_position, table.pages.extent(1)),
                         check_readable(names.memory, table.pages)});
+}
+
+/// The same of a table that addresses at least `keys` tokens of each request.
+template <Space S>
+constexpr Status check_covering_table(TableNames const& names, PageTable<S> const& table,
+                                      index_t keys) noexcept {
+  Status const status = check_table(names, table);
+  return status.ok() ? check_at_least(names.keys, keys, table.keys()) : status;
 }
 
 /// What a message calls the parts of a cache.

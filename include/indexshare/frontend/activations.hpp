@@ -19,8 +19,8 @@ inline namespace v0 {
 /// overwritten by what is made of them.
 enum class Keep : std::uint8_t { results, intermediates };
 
-/// The query side of rows. Views named `_raw` and `q_a` hold their quantity after a call only if
-/// made with Keep::intermediates.
+/// The query side of rows. Made with Keep::results, q_a, index_q_raw and head_weights_raw are the
+/// memory of what is made of them, and hold that after a call.
 template <Space S>
 struct QuerySide {
   Tensor<S, float, 2> q_a{};         ///< [rows, q_lora_rank] before the latent norm
@@ -38,7 +38,8 @@ struct QuerySide {
   }
 };
 
-/// The key side of tokens.
+/// The key side of tokens. Made with Keep::results, kv_a, index_k_raw and index_k_norm are the
+/// memory of the rows made of them.
 template <Space S>
 struct KeySide {
   Tensor<S, float, 2> kv_a{};         ///< [tokens, latent + rope] before norm and rotation
@@ -48,7 +49,7 @@ struct KeySide {
   Tensor<S, float, 2> index_k{};       ///< a row of the index-key cache
 };
 
-/// The output side of rows.
+/// The output side of rows. Made with Keep::results, `attention` is the memory of `gated`.
 template <Space S>
 struct OutputSide {
   Tensor<S, float, 3> attention{};  ///< [rows, heads, v]: W_UV of the latent output

@@ -27,6 +27,21 @@ struct FrontEnd {
   Product product{};                           ///< see MatrixProduct
 };
 
+namespace detail {
+
+constexpr Status check_basis(ModelConfig const& config, LaneBasis index_basis) noexcept {
+  if (index_basis != LaneBasis::hadamard || config.index_head_dim < 1) return {};
+  auto const lanes = static_cast<std::uint64_t>(config.index_head_dim);
+  return std::has_single_bit(lanes)
+             ? Status{}
+             : failure(Errc::unsupported,
+                       "index_head_dim of a Hadamard basis must be a power of two (expected: the "
+                       "next one)",
+                       static_cast<std::int64_t>(std::bit_ceil(lanes)), config.index_head_dim);
+}
+
+}  // namespace detail
+
 /// The recipe that `config` states. Errors: those of `rotary_frequencies`; unsupported for a model
 /// that `can_run` refuses, and for a Hadamard basis of an index dim that is no power of two.
 template <class Product = PlainProduct>
@@ -34,14 +49,8 @@ Result<FrontEnd<Product>> make_front_end(ModelConfig const& config,
                                          LaneBasis index_basis = LaneBasis::natural,
                                          Product product = {}) noexcept {
   if (Status const status = can_run(config); !status.ok()) return refuse(status);
-  if (index_basis == LaneBasis::hadamard &&
-      !std::has_single_bit(static_cast<std::uint64_t>(config.index_head_dim))) {
-    return refuse(failure(
-        Errc::unsupported,
-        "index_head_dim of a Hadamard basis must be a power of two (expected: "
-        "the next one)",
-        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(config.index_head_dim))),
-        config.index_head_dim));
+  if (Status const status = detail::check_basis(config, index_basis); !status.ok()) {
+    return refuse(status);
   }
   Result<RotaryFrequencies> const frequencies = rotary_frequencies(config);
   if (!frequencies) return refuse(frequencies.error());

@@ -29,8 +29,7 @@ Status project_keys(X const& x, FrontEnd<Product> const& front_end,
   index_t const index_dim = weights.indexer ? config.index_head_dim : 0;
   if (Status const status = first_failure(
           {check_tokens(config, hidden, positions), check_weights(config, weights),
-           check_frequencies(config, front_end.frequencies),
-           check_activation("kv_a", out.kv_a, tokens, latent + rope),
+           check_recipe(front_end), check_activation("kv_a", out.kv_a, tokens, latent + rope),
            check_activation("kv_row", out.kv_row, tokens, latent + rope),
            weights.indexer
                ? first_failure(

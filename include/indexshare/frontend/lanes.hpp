@@ -44,8 +44,9 @@ constexpr Tensor<S, T, 2> flat_heads(Tensor<S, T, 3> const& view) noexcept {
 /// [rows, lanes] as [rows, 1, lanes].
 template <Space S, class T>
 constexpr Tensor<S, T, 3> one_head(Tensor<S, T, 2> const& view) noexcept {
+  index_t const step = view.extent(1) > 0 ? view.extent(1) : 1;  // mdspan has no stride 0
   return make_strided<S, T, 3>(view.data_handle(), {view.extent(0), 1, view.extent(1)},
-                               {view.stride(0), view.extent(1), view.stride(1)});
+                               {view.stride(0), step, view.stride(1)});
 }
 
 template <Space S, class T>
@@ -55,9 +56,10 @@ constexpr Tensor<S, T, 2> transposed(Tensor<S, T, 2> const& view) noexcept {
 }
 
 /// A reader's view of the same memory.
-template <Space S, class T, std::size_t N>
-constexpr Tensor<S, T const, N> read_only(Tensor<S, T, N> const& view) noexcept {
-  return Tensor<S, T const, N>(view.data_handle(), view.mapping());
+template <class View>
+constexpr auto read_only(View const& view) noexcept {
+  return Tensor<View::accessor_type::space, typename View::element_type const, View::rank()>(
+      view.data_handle(), view.mapping());
 }
 
 }  // namespace detail

@@ -37,7 +37,7 @@ Status project_output(X const& x, FrontEnd<Product> const& front_end,
            check_readable("attention output", latent),
            check_activation("attention", out.attention, rows, heads, config.v_head_dim),
            gates ? check_activation("gate", out.gate, rows, heads, config.v_head_dim) : Status{},
-           check_activation("gated", out.gated, rows, heads, config.v_head_dim),
+           gates ? check_activation("gated", out.gated, rows, heads, config.v_head_dim) : Status{},
            check_activation("output", out.output, rows, config.hidden_size)});
       !status.ok()) {
     return status;
@@ -56,7 +56,8 @@ Status project_output(X const& x, FrontEnd<Product> const& front_end,
                            : status;
       },
       [&]() noexcept {
-        return front_end.product(x, read_only(flat_heads(out.gated)), weights.o_proj, out.output);
+        auto const& projected = gates ? out.gated : out.attention;
+        return front_end.product(x, read_only(flat_heads(projected)), weights.o_proj, out.output);
       });
 }
 

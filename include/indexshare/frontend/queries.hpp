@@ -9,6 +9,20 @@
 
 namespace indexshare {
 inline namespace v0 {
+namespace detail {
+
+template <Space S>
+constexpr Status check_index_queries(ModelConfig const& config, index_t rows,
+                                     QuerySide<S> const& out) noexcept {
+  index_t const heads = config.index_n_heads;
+  return first_failure(
+      {check_activation("index_q_raw", out.index_q_raw, rows, heads, config.index_head_dim),
+       check_activation("index_q", out.index_q, rows, heads, config.index_head_dim),
+       check_activation("head_weights_raw", out.head_weights_raw, rows, heads),
+       check_activation("head_weights", out.head_weights, rows, heads)});
+}
+
+}  // namespace detail
 
 /// Index queries and head weights of rows of a full layer.
 ///   index_q      = basis(rotate(wq_b q_resid))
@@ -31,17 +45,11 @@ Status project_index_queries(X const& x, FrontEnd<Product> const& front_end,
   static_assert(MatrixProduct<Product, X, T>, "see MatrixProduct in frontend/product.hpp");
   ModelConfig const& config = front_end.config;
   index_t const rows = hidden.extent(0);
-  index_t const heads = config.index_n_heads;
   if (Status const status = first_failure(
           {check_tokens(config, hidden, positions), check_weights(config, weights),
-           check_frequencies(config, front_end.frequencies),
-           check_extent("rows of q_resid", rows, q_resid.extent(0)),
+           check_recipe(front_end), check_extent("rows of q_resid", rows, q_resid.extent(0)),
            check_extent("lanes of q_resid", config.q_lora_rank, q_resid.extent(1)),
-           check_readable("q_resid", q_resid),
-           check_activation("index_q_raw", out.index_q_raw, rows, heads, config.index_head_dim),
-           check_activation("index_q", out.index_q, rows, heads, config.index_head_dim),
-           check_activation("head_weights_raw", out.head_weights_raw, rows, heads),
-           check_activation("head_weights", out.head_weights, rows, heads)});
+           check_readable("q_resid", q_resid), check_index_queries(config, rows, out)});
       !status.ok()) {
     return status;
   }
@@ -83,11 +91,11 @@ Status project_queries(X const& x, FrontEnd<Product> const& front_end,
   index_t const latent = config.kv_lora_rank;
   if (Status const status = first_failure(
           {check_tokens(config, hidden, positions), check_weights(config, weights),
-           check_frequencies(config, front_end.frequencies),
-           check_activation("q_a", out.q_a, rows, config.q_lora_rank),
+           check_recipe(front_end), check_activation("q_a", out.q_a, rows, config.q_lora_rank),
            check_activation("q_resid", out.q_resid, rows, config.q_lora_rank),
            check_activation("q", out.q, rows, heads, nope + rope),
-           check_activation("q_absorbed", out.q_absorbed, rows, heads, latent + rope)});
+           check_activation("q_absorbed", out.q_absorbed, rows, heads, latent + rope),
+           weights.indexer ? check_index_queries(config, rows, out) : Status{}});
       !status.ok()) {
     return status;
   }
@@ -134,8 +142,9 @@ MlaInputs<float, KvFormat, S> attention_inputs(FrontEnd<Product> const& front_en
                                                AttentionWeights<S, T> const& weights,
                                                QuerySide<S> const& side,
                                                CacheView<S, KvFormat> const& kv) noexcept {
-  return {detail::read_only(side.q_absorbed), kv,
-          static_cast<float>(softmax_scale(front_end.config)), weights.sinks};
+  ModelConfig const& config = front_end.config;
+  return {detail::read_only(side.q_absorbed), kv, static_cast<float>(softmax_scale(config)),
+          config.learnable_sink ? weights.sinks : SinkView<S>{}};
 }
 
 }  // namespace v0

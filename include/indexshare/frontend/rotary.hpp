@@ -65,24 +65,35 @@ class YarnRamp {
 
 }  // namespace detail
 
-/// The table of a model. Errors: unsupported (more than 512 rotary lanes), bad_value (a rotary base
-/// not above 1 where lanes are rotated).
+/// The table of a model. Errors: bad_shape (an odd number of rotary lanes), unsupported (more than
+/// 512 of them), bad_value (a rotary base not above 1; YaRN without its factor or original
+/// context).
 /// @source transformers `compute_default_rope_parameters`, `_compute_yarn_parameters`
 inline Result<RotaryFrequencies> rotary_frequencies(ModelConfig const& config) noexcept {
   index_t const dims = config.qk_rope_head_dim;
   RotaryFrequencies table;
   if (dims == 0) return table;
+  if (dims % 2 != 0) {
+    return refuse(failure(Errc::bad_shape, "qk_rope_head_dim must be even: lanes turn in pairs",
+                          dims + 1, dims));
+  }
   if (dims / 2 > RotaryFrequencies::max_pairs) {
     return refuse(failure(Errc::unsupported, "qk_rope_head_dim of a table of rotary frequencies",
                           2 * RotaryFrequencies::max_pairs, dims));
   }
   if (!(config.rope.theta > 1)) {
-    return refuse(failure(Errc::bad_value, "rope.theta must be above 1", 1,
-                          static_cast<std::int64_t>(config.rope.theta)));
+    return refuse(failure(Errc::bad_value, "rope.theta must be above 1", 1));
+  }
+  bool const yarn = config.rope.scaling == RopeScaling::yarn;
+  if (yarn && !(config.rope.yarn.factor >= 1)) {
+    return refuse(failure(Errc::bad_value, "rope.yarn.factor must be 1 or more", 1));
+  }
+  if (yarn && config.rope.yarn.original_max_position_embeddings < 1) {
+    return refuse(failure(Errc::bad_value, "rope.yarn.original_max_position_embeddings", 1,
+                          config.rope.yarn.original_max_position_embeddings));
   }
   table.pairs = dims / 2;
   table.amplitude = static_cast<float>(rope_amplitude(config));
-  bool const yarn = config.rope.scaling == RopeScaling::yarn;
   auto const factor = static_cast<float>(config.rope.yarn.factor);
   detail::YarnRamp const slowed(config.rope.yarn, config.rope.theta, dims);
   for (index_t i = 0; i < table.pairs; ++i) {

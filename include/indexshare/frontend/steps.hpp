@@ -29,16 +29,19 @@ constexpr Status check_activation(char const* what, View const& view, index_t ro
                         check_extent(what, lanes, view.extent(1)), check_writable(what, view)});
 }
 
+/// The heads of a row lie dense, as `flat_heads` needs them.
 template <class View>
 constexpr Status check_activation(char const* what, View const& view, index_t rows, index_t heads,
                                   index_t lanes) noexcept {
   static_assert(View::rank() == 3);
-  if (heads * lanes > 0 && rows > 0 && view.extent(1) > 1 && view.stride(1) != lanes) {
-    return failure(Errc::bad_stride, what, lanes, view.stride(1));
+  if (Status const status = first_failure(
+          {check_extent(what, rows, view.extent(0)), check_extent(what, heads, view.extent(1)),
+           check_extent(what, lanes, view.extent(2)), check_writable(what, view)});
+      !status.ok()) {
+    return status;
   }
-  return first_failure({check_extent(what, rows, view.extent(0)),
-                        check_extent(what, heads, view.extent(1)),
-                        check_extent(what, lanes, view.extent(2)), check_writable(what, view)});
+  bool const apart = rows > 0 && lanes > 0 && heads > 1 && view.stride(1) != lanes;
+  return apart ? failure(Errc::bad_stride, what, lanes, view.stride(1)) : Status{};
 }
 
 template <Space S>
@@ -58,14 +61,19 @@ constexpr Status check_tokens(ModelConfig const& config, Tensor<S, float const, 
        check_readable("rotary positions", positions)});
 }
 
-constexpr Status check_frequencies(ModelConfig const& config,
-                                   RotaryFrequencies const& frequencies) noexcept {
-  return first_failure({check_extent("pairs of the rotary frequencies", config.qk_rope_head_dim / 2,
-                                     frequencies.pairs),
+/// What `make_front_end` has seen to, again: a recipe's fields are open to its owner.
+template <class Product>
+constexpr Status check_recipe(FrontEnd<Product> const& front_end) noexcept {
+  ModelConfig const& config = front_end.config;
+  return first_failure({check_extent("lanes that the rotary frequencies rotate",
+                                     config.qk_rope_head_dim, 2 * front_end.frequencies.pairs),
+                        check_at_most("pairs of the rotary frequencies",
+                                      RotaryFrequencies::max_pairs, front_end.frequencies.pairs),
                         check_extent("indexer_rope.dims against qk_rope_head_dim",
                                      config.qk_rope_head_dim, config.indexer_rope.dims),
-                        check_at_most("pairs of the rotary frequencies",
-                                      RotaryFrequencies::max_pairs, frequencies.pairs)});
+                        check_at_most("indexer_rope.dims against index_head_dim",
+                                      config.index_head_dim, config.indexer_rope.dims),
+                        check_basis(config, front_end.index_basis)});
 }
 
 /// W_UK or W_UV of one head: rows [first, first + count) of its part of kv_b_proj.

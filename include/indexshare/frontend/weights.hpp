@@ -49,7 +49,7 @@ struct AttentionWeights {
 
 namespace detail {
 
-/// A readable matrix of the given extents. The product may need either stride to be 1, so one is.
+/// A readable matrix of the given extents. Its rows lie dense, as MatrixProduct promises.
 template <class View>
 constexpr Status check_matrix(char const* what, View const& view, index_t out,
                               index_t in) noexcept {

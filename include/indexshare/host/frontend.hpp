@@ -12,7 +12,7 @@
 
 /// @file The front end's steps between its matrix products, on the host. All compute in fp32, with
 /// sums in double; inputs and outputs may be the same memory, and do not overlap otherwise. Extents
-/// are checked by their caller (frontend/front_end.hpp). A back end for another space overloads the
+/// are checked by their callers (frontend/steps.hpp). A back end for another space overloads the
 /// same functions.
 
 namespace indexshare {
@@ -72,8 +72,8 @@ Status layer_norm(X const& x, Tensor<Space::host, float const, 2> const& in,
   return {};
 }
 
-/// Turns the lanes [rows, heads, 2 * pairs] of each row by its position's angles, in place of the
-/// pairs: (a, b) becomes (a cos - b sin, a sin + b cos).
+/// Turns the lanes [rows, heads, 2 * pairs] of each row by its position's angles; a pair (a, b)
+/// becomes (a cos - b sin, a sin + b cos) in the same two lanes.
 template <HostSpaceExecutor X>
 Status rotate(X const& x, Tensor<Space::host, float const, 3> const& in,
               PositionView<Space::host> const& positions, RotaryFrequencies const& frequencies,

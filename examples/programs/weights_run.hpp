@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "demo_check.hpp"
+#include "layer_run.hpp"
+#include "thread_pool.hpp"
+#include "weights_check.hpp"
+
+#include <indexshare/io/checkpoint.hpp>
+#include <indexshare/io/config.hpp>
+#include <indexshare/io/layer_weights.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// @file Runs self-attention modules of a checkpoint: their weights from its shards, hidden states
+/// from a recording or synthetic.
+
+namespace programs {
+
+struct WeightsSettings {
+  std::string directory;
+  std::int32_t first_layer = 0;
+  std::int32_t last_layer = 0;
+  index_t context = 4096;  ///< tokens of the longer of two synthetic requests
+  index_t rows = 32;       ///< query rows of the synthetic requests
+  bool share = true;       ///< by the model's schedule; else every layer runs its own indexer
+  bool hadamard = false;
+  int threads = 1;
+  std::uint64_t seed = 1;
+};
+
+/// What one module did.
+struct ModuleReport {
+  std::int32_t layer = 0;
+  bool full = false;
+  std::int32_t source = 0;
+  double load_ms = 0;
+  double front_end_ms = 0;  ///< projections, appends, output
+  double attend_ms = 0;     ///< select and attend
+  double keys_per_row = 0;
+  std::vector<std::string> ignored;  ///< surplus tensors of the file
+};
+
+struct WeightsResult {
+  std::vector<ModuleReport> modules;
+  std::vector<std::int32_t> unused_layers;  ///< in the checkpoint but not in the schedule
+  DemoChecker kernels;
+  FrontEndChecker front_end;
+
+  bool passed() const { return kernels.passed() && front_end.passed(); }
+};
+
+/// Two requests, of `context` and about two thirds as many tokens; rows at their ends and spread
+/// over the rest, so that most see more keys than a selection holds.
+inline TokenBatch synthetic_tokens(index_t context, index_t rows) {
+  TokenBatch batch;
+  index_t const lengths[] = {context, std::max<index_t>(1, context * 2 / 3)};
+  for (position_t request = 0; request < 2; ++request) {
+    for (index_t i = 0; i < lengths[request]; ++i) {
+      batch.add_token(request, static_cast<position_t>(i));
+    }
+  }
+  index_t const count = std::min(rows, batch.tokens());
+  for (index_t i = 1; i <= count; ++i) {
+    batch.add_row(static_cast<position_t>(batch.tokens() * i / count - 1));
+  }
+  return batch;
+}
+
+/// Hidden states of unit mean square, as an RMS norm leaves them. The same for any batch and number
+/// of threads.
+inline std::vector<float> synthetic_hidden(std::uint64_t seed, std::int32_t layer, index_t tokens,
+                                           index_t width) {
+  std::vector<float> hidden(static_cast<std::size_t>(tokens * width));
+  std::uint64_t state = seed * 0x9E3779B97F4A7C15u + static_cast<std::uint64_t>(layer) + 1;
+  for (float& value : hidden) {
+    state += 0x9E3779B97F4A7C15u;  // splitmix64
+    std::uint64_t bits = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
+    bits ^= bits >> 31;
+    // uniform in [-sqrt 3, sqrt 3)
+    value = (static_cast<float>(bits >> 40) / 8388608.0f - 1.0f) * 1.7320508f;
+  }
+  return hidden;
+}
+
+class WeightsRun {
+ public:
+  using Progress = std::function<void(std::string const&)>;
+
+  /// @param input   hidden states of every layer to run, and their tokens; absent: synthetic
+  /// @param writer  takes a recording; may be null
+  WeightsRun(indexshare::io::LoadedConfig const& config, WeightsSettings const& settings,
+             ThreadPool& pool, Recording const* input, RecordingWriter* writer, Progress progress)
+      : model_(config.model),
+        settings_(settings),
+        plan_(settings.share ? config.plan : every_layer_full(config)),
+        checkpoint_(open(settings.directory)),
+        input_(input),
+        writer_(writer),
+        progress_(std::move(progress)),
+        run_({{&pool}}, front_end(),
+             input != nullptr ? TokenBatch::of(*input)
+                              : synthetic_tokens(settings.context, settings.rows)) {}
+
+  /// Finds out whether every layer has the tensors that it needs. Errors name file, layer, tensor.
+  std::optional<indexshare::io::CheckpointError> missing() const {
+    for (std::int32_t layer = settings_.first_layer; layer < settings_.last_layer; ++layer) {
+      if (plan_.role(layer) == indexshare::LayerRole::none) continue;
+      auto const found = check_layer(checkpoint_, model_, plan_, layer);
+      if (!found) return found.error();
+    }
+    return std::nullopt;
+  }
+
+  TokenBatch const& batch() { return run_.batch(); }
+
+  /// Throws std::runtime_error: what `missing` finds, a value that no weight can have, or hidden
+  /// states that the input does not have.
+  WeightsResult run() {
+    WeightsResult result;
+    result.unused_layers = unused_layers(checkpoint_, plan_);
+    if (writer_ != nullptr) {
+      writer_->metadata("producer", "indexshare-demo --weights");
+      run_.describe(*writer_);
+    }
+    for (std::int32_t layer = settings_.first_layer; layer < settings_.last_layer; ++layer) {
+      if (plan_.role(layer) == indexshare::LayerRole::none) continue;
+      progress_("layer " + std::to_string(layer));
+      result.modules.push_back(run_module(layer, result));
+    }
+    return result;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static double milliseconds_since(Clock::time_point start) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  }
+
+  template <class Expected>
+  static auto value_of(Expected&& expected) {
+    if (!expected) throw std::runtime_error(expected.error().message());
+    return std::move(*expected);
+  }
+
+  static indexshare::io::Checkpoint open(std::string const& directory) {
+    return value_of(indexshare::io::Checkpoint::open(directory));
+  }
+
+  /// The model's layers without its schedule.
+  static indexshare::SharePlan every_layer_full(indexshare::io::LoadedConfig const& config) {
+    return indexshare::make_share_plan(
+               {.num_layers = config.plan.num_layers(), .mtp_layers = config.plan.mtp_layers()})
+        .value();
+  }
+
+  indexshare::FrontEnd<> front_end() const {
+    auto const made =
+        indexshare::make_front_end(model_, settings_.hadamard ? indexshare::LaneBasis::hadamard
+                                                              : indexshare::LaneBasis::natural);
+    if (!made) throw std::runtime_error(made.error().what);
+    return *made;
+  }
+
+  /// The module's input.
+  std::vector<float> hidden_of(std::int32_t layer) {
+    index_t const tokens = run_.batch().tokens();
+    if (input_ == nullptr) {
+      return synthetic_hidden(settings_.seed, layer, tokens, model_.hidden_size);
+    }
+    std::string const name = tensor_name(layer, Quantity::hidden);
+    if (!input_->has(layer, Quantity::hidden)) {
+      throw std::runtime_error(input_->name() + ": tensor " + name + ": got no such tensor, " +
+                               "expected the hidden states of every layer of --layers");
+    }
+    auto const tensor = input_->tensor(layer, Quantity::hidden);
+    if (tensor.shape().back() != model_.hidden_size) {
+      throw std::runtime_error(input_->name() + ": tensor " + name + ": got " +
+                               std::to_string(tensor.shape().back()) + " lanes, expected " +
+                               std::to_string(model_.hidden_size) + ", the model's hidden_size");
+    }
+    return tensor.values<float>();
+  }
+
+  ModuleReport run_module(std::int32_t layer, WeightsResult& result) {
+    ModuleReport report;
+    report.layer = layer;
+    report.full = plan_.is_full(layer);
+    report.source = share_source(plan_, layer);
+    auto start = Clock::now();
+    auto const loaded =
+        value_of(indexshare::io::load_layer<bf16>(checkpoint_, model_, plan_, layer));
+    report.ignored = loaded.ignored();
+    report.load_ms = milliseconds_since(start);
+
+    auto const& weights = loaded.views();
+    std::vector<float> const hidden = hidden_of(layer);
+    start = Clock::now();
+    run_.project(weights, hidden);
+    run_.append();
+    report.front_end_ms = milliseconds_since(start);
+    start = Clock::now();
+    auto const in = run_.attend(plan_, layer, run_.attention_inputs(weights));
+    report.attend_ms = milliseconds_since(start);
+    start = Clock::now();
+    run_.finish(weights);
+    report.front_end_ms += milliseconds_since(start);
+
+    auto const selection = run_.state().selection();
+    for (index_t row = 0; row < run_.batch().rows(); ++row) {
+      report.keys_per_row +=
+          static_cast<double>(selection.counts(row)) / static_cast<double>(run_.batch().rows());
+    }
+    using Run = LayerRun<Exec>;
+    result.kernels.check<Run::Indexer, Run::Attention>(run_.shape(), in, run_.state(),
+                                                       run_.latent_output(), {});
+    result.front_end.check(run_, weights);
+    if (writer_ != nullptr) run_.record(*writer_, layer);
+    return report;
+  }
+
+  using Exec = indexshare::HostExec<PoolFor>;
+
+  indexshare::ModelConfig model_;
+  WeightsSettings settings_;
+  indexshare::SharePlan plan_;
+  indexshare::io::Checkpoint checkpoint_;
+  Recording const* input_;
+  RecordingWriter* writer_;
+  Progress progress_;
+  LayerRun<Exec> run_;
+};
+
+}  // namespace programs
