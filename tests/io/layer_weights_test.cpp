@@ -437,6 +437,13 @@ TEST_CASE("Scales are refused by name unless they fit, are positive and finite")
                  "F8_E4M3"),
              ContainsSubstring("tensor " + scale) && ContainsSubstring("got dtype BF16") &&
                  ContainsSubstring("expected F32"));
+  // R041: exponents alone are another format of scales, which nothing here decodes by guess
+  CHECK_THAT(refusal_after(
+                 [&](CheckpointFiles& files) {
+                   files.add_zeros(scale, "F8_E8M0", {1, 1});
+                 },
+                 "F8_E4M3"),
+             ContainsSubstring("tensor " + scale) && ContainsSubstring("got dtype F8_E8M0"));
   CHECK_THAT(refusal_after(
                  [&](CheckpointFiles& files) {
                    files.set(scale, "F32", {14, 1});

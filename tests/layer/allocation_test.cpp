@@ -2,6 +2,7 @@
 //
 // run allocates nothing and frees nothing (contracts 5.2). This file replaces the program's
 // operator new or, with glibc, malloc; under a sanitizer it asks the sanitizer.
+#include "frontend_model.hpp"
 #include "session.hpp"
 #include "worker_pool.hpp"
 
@@ -162,6 +163,46 @@ TEST_CASE("MEM: run allocates nothing", "[allocation]") {
     WorkerPool pool;
     pool.run(3, [](index_t, index_t, int) {});  // the threads are up
     check_no_allocation(HostExec<PoolFor>{{&pool}}, budget);
+  }
+}
+
+/// The three sides of a module with everything that a model can have, and a refusal of each.
+template <class X>
+void check_front_end(X const& x) {
+  frontend_test::ModelConfig const config = frontend_test::tiny_hy_v4();
+  auto const weights = frontend_test::random_weights(config);
+  frontend_test::Tokens const tokens(config, 0, 21);
+  frontend_test::Activations sides(config, 21);
+  auto const front_end = make_front_end(config, LaneBasis::hadamard).value();
+  std::vector<float> const latent(
+      static_cast<std::size_t>(21 * config.num_attention_heads * config.kv_lora_rank));
+  auto const u = make_dense<host, float const, 3>(
+      latent.data(), {21, config.num_attention_heads, config.kv_lora_rank});
+  auto const view = weights.view();
+  auto const hidden = tokens.hidden();
+  auto const positions = tokens.positions();
+
+  Counts const before = now();
+  Status const queries = project_queries(x, front_end, view, hidden, positions, sides.queries.side);
+  Status const keys = project_keys(x, front_end, view, hidden, positions, sides.keys.side);
+  Status const output = project_output(x, front_end, view, hidden, u, sides.outputs.side);
+  Status const refusal = project_keys(x, front_end, view, hidden, positions, {});
+  Counts const after = now();
+
+  CHECK_THAT(queries, succeeded());
+  CHECK_THAT(keys, succeeded());
+  CHECK_THAT(output, succeeded());
+  CHECK_FALSE(refusal.ok());
+  CHECK(after == before);
+}
+
+TEST_CASE("MEM: the front end allocates nothing", "[allocation]") {
+  SECTION("reference") { check_front_end(ReferenceExec{}); }
+  SECTION("host, serial") { check_front_end(HostExec<>{}); }
+  SECTION("host, on a pool of three") {
+    WorkerPool pool;
+    pool.run(3, [](index_t, index_t, int) {});
+    check_front_end(HostExec<PoolFor>{{&pool}});
   }
 }
 

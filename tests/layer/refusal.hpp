@@ -3,23 +3,15 @@
 
 #include <indexshare/status.hpp>
 
-#include <catch2/catch_tostring.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_templated.hpp>
+
+#include "status_text.hpp"
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
-
-template <>
-struct Catch::StringMaker<indexshare::Status> {
-  static std::string convert(indexshare::Status const& s) {
-    return std::string("{") + name(s.code) + ", \"" + s.what + "\", layer " +
-           std::to_string(s.layer) + ", expected " + std::to_string(s.expected) + ", got " +
-           std::to_string(s.got) + "}";
-  }
-};
 
 namespace layer_test {
 

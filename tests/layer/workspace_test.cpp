@@ -221,8 +221,8 @@ TEMPLATE_LIST_TEST_CASE("MEM R138: results do not depend on the budget", "[works
   CHECK(most_passes > 2);
 }
 
-TEMPLATE_LIST_TEST_CASE("MEM R138: 64 rows against 65536 keys run within 1 MiB", "[workspace]",
-                        test::Executors) {
+TEMPLATE_LIST_TEST_CASE("MEM R052, R138: 64 rows against 65536 keys run within 1 MiB",
+                        "[workspace]", test::Executors) {
   TestType const x{};
   // A full sort of 65536 keys for each row takes the reference its time.
   position_t const count = std::is_same_v<TestType, ReferenceExec> ? 12 : 64;

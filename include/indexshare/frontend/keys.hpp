@@ -6,6 +6,8 @@
 #include <indexshare/frontend/front_end.hpp>
 #include <indexshare/frontend/steps.hpp>
 
+#include <cstdint>
+
 namespace indexshare {
 inline namespace v0 {
 
@@ -67,9 +69,21 @@ Status project_keys(X const& x, FrontEnd<Product> const& front_end,
       });
 }
 
+namespace detail {
+
+constexpr Status check_basis_of_cache(LaneBasis expected, LaneBasis got) noexcept {
+  return expected == got
+             ? Status{}
+             : failure(Errc::bad_value, "basis of the cache to append to (0 natural, 1 hadamard)",
+                       static_cast<std::int64_t>(expected), static_cast<std::int64_t>(got));
+}
+
+}  // namespace detail
+
 /// Writes a key side into its caches, one call per cache. Do it on every layer, for every token,
 /// before rows that see the token run; also where a selection will be reused or everything is
-/// selected. The index-key cache must be marked with the front end's index basis.
+/// selected. The index-key cache must be marked with the front end's index basis, a KV cache is
+/// natural.
 ///
 /// @param positions  [tokens] positions within the request, not the rotary ones
 /// @param requests   [tokens] line of the page table
@@ -79,18 +93,16 @@ Status append_index_keys(X const& x, FrontEnd<Product> const& front_end,
                          KeySide<X::space> const& side, PositionView<X::space> const& positions,
                          LengthView<X::space> const& requests, PageTable<X::space> const& pages,
                          Cache const& cache) noexcept {
-  if (cache.basis != front_end.index_basis) {
-    return failure(Errc::bad_value,
-                   "basis of the index-key cache against the front end's (0 natural, 1 hadamard)",
-                   static_cast<std::int64_t>(front_end.index_basis),
-                   static_cast<std::int64_t>(cache.basis));
-  }
+  Status const status = detail::check_basis_of_cache(front_end.index_basis, cache.basis);
+  if (!status.ok()) return status;
   return append_rows(x, detail::read_only(side.index_k), positions, requests, pages, cache);
 }
 template <Executor X, class Cache>
 Status append_kv(X const& x, KeySide<X::space> const& side, PositionView<X::space> const& positions,
                  LengthView<X::space> const& requests, PageTable<X::space> const& pages,
                  Cache const& cache) noexcept {
+  Status const status = detail::check_basis_of_cache(LaneBasis::natural, cache.basis);
+  if (!status.ok()) return status;
   return append_rows(x, detail::read_only(side.kv_row), positions, requests, pages, cache);
 }
 

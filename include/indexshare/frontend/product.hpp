@@ -17,7 +17,8 @@ inline namespace v0 {
 /// `w` [out, in] one of the two strides is 1 and the other is the leading dimension: kv_b_proj is
 /// used as it is and transposed. `in` and `out` do not overlap. Extents fit each other; the front
 /// end has checked them. Called with the weight type of the checkpoint and, for weights_proj, with
-/// float. Must be done when it returns, or be ordered before later work of the same executor.
+/// float. Must be done when it returns, or be ordered before later work of the same
+/// executor. It does not throw.
 template <class M, class X, class T>
 concept MatrixProduct = Executor<X> &&
     requires(M const product, X const& x, Tensor<X::space, float const, 2> const in,

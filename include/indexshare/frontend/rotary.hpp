@@ -66,8 +66,8 @@ class YarnRamp {
 }  // namespace detail
 
 /// The table of a model. Errors: bad_shape (an odd number of rotary lanes), unsupported (more than
-/// 512 of them), bad_value (a rotary base not above 1; YaRN without its factor or original
-/// context).
+/// 512 of them), bad_value (a rotary base not above 1 or not finite; YaRN without its factor or
+/// original context).
 /// @source transformers `compute_default_rope_parameters`, `_compute_yarn_parameters`
 inline Result<RotaryFrequencies> rotary_frequencies(ModelConfig const& config) noexcept {
   index_t const dims = config.qk_rope_head_dim;
@@ -81,8 +81,8 @@ inline Result<RotaryFrequencies> rotary_frequencies(ModelConfig const& config) n
     return refuse(failure(Errc::unsupported, "qk_rope_head_dim of a table of rotary frequencies",
                           2 * RotaryFrequencies::max_pairs, dims));
   }
-  if (!(config.rope.theta > 1)) {
-    return refuse(failure(Errc::bad_value, "rope.theta must be above 1", 1));
+  if (!(config.rope.theta > 1) || !std::isfinite(config.rope.theta)) {
+    return refuse(failure(Errc::bad_value, "rope.theta must be above 1 and finite", 1));
   }
   bool const yarn = config.rope.scaling == RopeScaling::yarn;
   if (yarn && !(config.rope.yarn.factor >= 1)) {

@@ -28,7 +28,8 @@ constexpr T stored_as(Row value) noexcept {
 /// layer's `run`, on every layer that owns the cache, also where the selection will be reused or
 /// everything is selected without scoring.
 ///
-/// @param rows       [tokens, lanes] in the cache's element type, or fp32: then rounded once
+/// @param rows       [tokens, lanes] in the cache's element type, or fp32: then rounded
+///                   once by `from_float`, which a type of your own specialises
 /// @param positions  [tokens] token number in its request
 /// @param requests   [tokens] line of `pages`
 /// Errors: bad_shape, bad_stride, missing_input; bad_value for a position that `pages` maps to no

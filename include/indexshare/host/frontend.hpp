@@ -7,7 +7,6 @@
 #include <indexshare/status.hpp>
 #include <indexshare/views.hpp>
 
-#include <algorithm>
 #include <cmath>
 
 /// @file The front end's steps between its matrix products, on the host. All compute in fp32, with
