@@ -16,7 +16,7 @@ if [[ ! -e build/release/CMakeCache.txt ]]; then
   cmake_args+=(-DINDEXSHARE_BUILD_TESTS=OFF -DINDEXSHARE_BUILD_BENCHMARKS=OFF)
 fi
 if ! { cmake --preset release "${cmake_args[@]}" &&
-       cmake --build build/release --target indexshare-demo indexshare-inspect -j "$(jobs)"; } >"$log" 2>&1; then
+       cmake --build build/release --target indexshare-demo indexshare-inspect indexshare-compare -j "$(jobs)"; } >"$log" 2>&1; then
   cat "$log"
   exit 1
 fi

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -19,8 +21,8 @@ namespace programs {
 
 inline constexpr OptionSpec compare_options[] = {
     {"--tolerance", "X",
-     "largest error relative to the quantity's largest magnitude (default: 1e-4; 2e-2 for 16 "
-     "bits)"},
+     "largest error, relative to the larger of a token's or row's largest magnitude and the median "
+     "one's (default: 1e-4; 2e-2 for 16 bits)"},
     {"--layers", "A:B", "layers A to B - 1 (default: all)"},
     {"--json", "FILE", "writes the report as JSON too"},
     {"--help", "", "this text"},
@@ -30,9 +32,14 @@ inline constexpr char const* compare_purpose =
     "Compares two recordings of sparse-attention layers and shows, for each layer, the first\n"
     "quantity in pipeline order that differs. Exit status 0: the same, 1: a difference, 2: an "
     "error,\n"
-    "in one line on stderr.";
+    "in one line on stderr, 3: nothing differs, but something that both files have could not be\n"
+    "compared.";
 
 namespace compare_detail {
+
+inline constexpr int exit_differs = 1;
+inline constexpr int exit_failed = 2;
+inline constexpr int exit_not_compared = 3;
 
 /// A command line with the words that are no option, nor the value of one, taken out.
 struct Words {
@@ -85,19 +92,36 @@ inline void write_head(std::ostream& out, char const* side, Recording const& rec
   auto const producer = recording.metadata().find("producer");
   out << side << " " << one_line(recording.name());
   if (producer != recording.metadata().end()) out << ", by " << one_line(producer->second);
+  if (recording.attends_recorded()) out << ", attends over the other's selection";
   out << "\n";
+}
+
+/// Errors: `--json` would overwrite a recording, under whatever name.
+inline Parsed<bool> check_json(Arguments const& arguments, std::vector<std::string> const& files) {
+  std::string const json = arguments.text("--json");
+  for (std::string const& file : files) {
+    std::error_code none;  // a file that is not there is no recording
+    if (!json.empty() && std::filesystem::equivalent(json, file, none))
+      return reject("--json", "got " + programs::quoted(json) +
+                                  ", which is one of the recordings, expected another file");
+  }
+  return true;
+}
+
+inline int status_of(CompareReport const& report) {
+  if (report.first_difference() != nullptr) return exit_differs;
+  return report.complete() ? 0 : exit_not_compared;
 }
 
 }  // namespace compare_detail
 
-/// The program. Returns its exit status: 0 the same, 1 a difference, 2 after one line on `err`.
+/// The program. Returns its exit status: 0 the same, 1 a difference, 2 after one line on `err`, 3
+/// no difference, but a quantity of which nothing could be compared.
 inline int compare(int argc, char const* const* argv, std::ostream& out, std::ostream& err) {
   using namespace compare_detail;
-  constexpr int differs = 1;
-  constexpr int failed = 2;
   auto const fail = [&err](std::string const& message) {
     err << "error: " << one_line(message) << "\n";
-    return failed;
+    return exit_failed;
   };
   Words const words = sort_words(argc, argv);
   auto const arguments = Arguments::parse(compare_options, static_cast<int>(words.options.size()),
@@ -113,6 +137,8 @@ inline int compare(int argc, char const* const* argv, std::ostream& out, std::os
                 ", expected two recordings, A.safetensors and B.safetensors");
   auto const settings = read_compare_settings(*arguments);
   if (!settings) return fail(settings.error().message());
+  if (auto const kept = check_json(*arguments, words.files); !kept)
+    return fail(kept.error().message());
   auto const a = Recording::open(words.files[0]);
   if (!a) return fail(a.error().message());
   auto const b = Recording::open(words.files[1]);
@@ -130,7 +156,7 @@ inline int compare(int argc, char const* const* argv, std::ostream& out, std::os
   write_comparison(out, *a, *report);
   out.flush();
   if (!out) return fail("output: could not be written");
-  return report->first_difference() == nullptr ? 0 : differs;
+  return status_of(*report);
 }
 
 }  // namespace programs

@@ -25,7 +25,7 @@
 
 namespace programs {
 
-/// Relative to a quantity's largest magnitude.
+/// Relative to the largest magnitude of a token or row, see `ErrorScale`.
 inline constexpr double default_tolerance = 1e-4;
 inline constexpr double default_tolerance_16_bit = 2e-2;
 
@@ -112,6 +112,7 @@ class LayerComparison {
   LayerResult compare(std::int32_t layer) {
     LayerResult result;
     result.layer = layer;
+    result.rows = a_->rows();
     result.source = source_of(layer);
     result.selection = compare_selection(layer);
     std::vector<bool> const near_ties = near_tie_rows(layer, result.selection);
@@ -186,11 +187,16 @@ class LayerComparison {
     if (!source) return {};
     bool const in_a = a_->has(*source, Quantity::scores);
     if (!in_a && !b_->has(*source, Quantity::scores)) return {};
-    ScoreSource found{in_a ? a_ : b_, in_a ? Side::a : Side::b, *source, std::nullopt};
+    ScoreSource found;
+    found.recording = in_a ? a_ : b_;
+    found.side = in_a ? Side::a : Side::b;
+    found.layer = *source;
     if (!both_have(*source, Quantity::scores)) return found;
     QuantityResult const& compared = scores(*source);
-    if (compared.verdict == Verdict::same)
-      found.error = compared.absolute_error() + rounding(*source) * compared.magnitude;
+    if (compared.verdict == Verdict::differs) return found;
+    found.error = compared.distance;
+    found.other = b_;
+    found.rounding = rounding(*source);
     return found;
   }
 
@@ -220,11 +226,13 @@ class LayerComparison {
   }
 
   /// Rows that attend over another key for no fault: their attention has no counterpart. A shared
-  /// layer without a recorded selection has that of its source.
+  /// layer without a recorded selection has that of its source. None, where one file was made over
+  /// the other's selection.
   std::vector<bool> near_tie_rows(std::int32_t layer, std::optional<SelectionResult> selection) {
+    std::vector<bool> rows;
+    if (a_->attends_recorded() || b_->attends_recorded()) return rows;
     auto const source = source_of(layer);
     if (!selection && source && *source != layer) selection = compare_selection(*source);
-    std::vector<bool> rows;
     if (!selection || selection->near_ties() == 0) return rows;
     rows.resize(a_->rows());
     for (SelectionRow const& row : selection->different)
@@ -272,7 +280,7 @@ inline Parsed<CompareReport> compare_recordings(Recording const& a, Recording co
     if (wanted(layer) && !b.layers().contains(layer)) report.only_a.push_back(layer);
   for (std::int32_t const layer : b.layers())
     if (wanted(layer) && !a.layers().contains(layer)) report.only_b.push_back(layer);
-  if (report.compared() == 0)
+  if (!report.paired())
     return reject(settings.layers ? "--layers" : "layers",
                   "there is no quantity of a layer that both files have");
   return report;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "compare_result.hpp"
+#include "compare_summary.hpp"
 #include "recording.hpp"
 
 /// @file What `indexshare-compare` prints, for people and as JSON.
@@ -73,14 +74,6 @@ inline std::ostream& line(std::ostream& out, std::string_view name) {
   return out << "  " << std::left << std::setw(16) << name << std::right;
 }
 
-inline std::string list_text(std::vector<std::int32_t> const& numbers) {
-  std::string text;
-  std::size_t const shown = std::min(numbers.size(), listed_rows);
-  for (std::size_t i = 0; i < shown; ++i) text += (i > 0 ? ", " : "") + std::to_string(numbers[i]);
-  if (shown < numbers.size()) text += ", ... (" + std::to_string(numbers.size()) + ")";
-  return text.empty() ? "nothing" : text;
-}
-
 inline void write_selection_row(std::ostream& out, Recording const& recording,
                                 SelectionRow const& row) {
   line(out, row.near_tie ? "  near tie" : "  differs")
@@ -88,6 +81,7 @@ inline void write_selection_row(std::ostream& out, Recording const& recording,
       << list_text(row.only_b);
   if (row.gap) out << "; gap at the boundary " << error_text(*row.gap);
   if (row.swapped) out << ", swapped scores up to " << error_text(*row.swapped) << " apart";
+  if (row.score_error) out << ", scores of the row agree within " << error_text(*row.score_error);
   out << "\n";
 }
 
@@ -132,11 +126,18 @@ inline std::string reuse_text(LayerResult const& layer) {
   return text;
 }
 
+/// What the largest error is relative to.
+inline std::string scale_text(QuantityResult const& result) {
+  std::string const slice = spec_of(result.id).per_token() ? "token" : "row";
+  return result.by_median ? "the median of the " + slice + "s' largest magnitudes"
+                          : "the largest magnitude of the " + slice;
+}
+
 inline void write_first(std::ostream& out, Recording const& recording,
                         QuantityResult const& first) {
   if (first.id != Quantity::selection) {
-    line(out, "largest error") << error_text(first.error) << " of the largest magnitude "
-                               << value_text(first.magnitude) << ", tolerance "
+    line(out, "largest error") << error_text(first.error) << " of " << value_text(first.magnitude)
+                               << ", " << scale_text(first) << "; tolerance "
                                << error_text(first.tolerance) << "\n";
     line(out, "at") << place_text(recording, first) << "\n";
     line(out, "values") << value_text(first.a) << " in A, " << value_text(first.b) << " in B\n";
@@ -146,10 +147,14 @@ inline void write_first(std::ostream& out, Recording const& recording,
   line(out, "often") << spec_of(first.id).hint << "\n";
 }
 
+inline char const* verdict_name(Verdict verdict) {
+  static constexpr char const* names[] = {"ok", "differs", "only in A", "only in B",
+                                          "not compared"};
+  return names[static_cast<std::size_t>(verdict)];
+}
+
 inline std::string verdict_text(LayerResult const& layer, QuantityResult const& result) {
-  if (result.verdict == Verdict::only_a) return "only in A";
-  if (result.verdict == Verdict::only_b) return "only in B";
-  std::string text = result.verdict == Verdict::same ? "ok" : "differs";
+  std::string text = verdict_name(result.verdict);
   if (result.off > 0)
     text += ", " + std::to_string(result.off) + " of " + std::to_string(result.elements);
   auto const note = [&text](char const* what, std::size_t count) {
@@ -174,11 +179,10 @@ inline void write_quantities(std::ostream& out, LayerResult const& layer) {
       << "elements" << std::setw(15) << "largest error" << std::setw(11) << "tolerance"
       << "  verdict\n";
   for (QuantityResult const& result : layer.quantities) {
-    bool const paired = result.verdict == Verdict::same || result.verdict == Verdict::differs;
-    bool const numbers = paired && result.id != Quantity::selection;
+    bool const numbers = result.compared() && result.id != Quantity::selection;
     out << "  " << std::left << std::setw(18) << spec_of(result.id).name << std::right
-        << std::setw(12) << (paired ? std::to_string(result.elements) : "-") << std::setw(15)
-        << (numbers ? error_text(result.error) : "-") << std::setw(11)
+        << std::setw(12) << (result.paired() ? std::to_string(result.elements) : "-")
+        << std::setw(15) << (numbers ? error_text(result.error) : "-") << std::setw(11)
         << (numbers ? error_text(result.tolerance) : "-") << "  " << table_text(layer, result)
         << "\n";
   }
@@ -195,8 +199,12 @@ inline void write_layer(std::ostream& out, Recording const& recording, LayerResu
   out << "\nlayer " << layer.layer << " (" << role_text(layer) << "): ";
   if (first != nullptr)
     out << "the first difference is in " << spec_of(first->id).name << "\n";
+  else if (!layer.paired())
+    out << "nothing that both files have\n";
+  else if (!layer.compared())
+    out << "nothing that could be compared\n";
   else
-    out << (layer.compared() ? "agrees\n" : "nothing that both files have\n");
+    out << (layer.complete() ? "agrees\n" : "agrees as far as it could be compared\n");
   if (first != nullptr) write_first(out, recording, *first);
   if (layer.selection) write_selection(out, recording, *layer.selection);
   if (!layer.reuse_faults.empty()) line(out, "reuse") << reuse_text(layer) << "\n";
@@ -227,26 +235,22 @@ inline nlohmann::ordered_json place_json(Recording const& recording, std::size_t
           {"rotary", place.rotary}};
 }
 
-inline char const* verdict_name(Verdict verdict) {
-  static constexpr char const* names[] = {"ok", "differs", "only in A", "only in B"};
-  return names[static_cast<std::size_t>(verdict)];
-}
-
 inline nlohmann::ordered_json quantity_json(Recording const& recording,
                                             QuantityResult const& result) {
   nlohmann::ordered_json json{{"quantity", std::string(spec_of(result.id).name)},
                               {"verdict", verdict_name(result.verdict)}};
-  if (result.verdict == Verdict::only_a || result.verdict == Verdict::only_b) return json;
+  if (!result.paired()) return json;
   json["elements"] = result.elements;
   json["off"] = result.off;
   if (result.id == Quantity::selection) return json;
   json["both_nan"] = result.both_nan;
   json["rows_left_out"] = result.rows_left_out;
   json["tolerance"] = result.tolerance;
-  json["magnitude"] = result.magnitude;
-  json["error"] = number_json(result.error);
-  if (result.elements == 0) return json;
+  if (!result.compared()) return json;
   QuantitySpec const& spec = spec_of(result.id);
+  json["magnitude"] = result.magnitude;
+  json["magnitude_of"] = result.by_median ? "median" : spec.per_token() ? "token" : "row";
+  json["error"] = number_json(result.error);
   std::size_t const slice = result.at.slice;
   json["at"] = place_json(recording, spec.per_token() ? slice : recording.token_of(slice));
   if (!spec.per_token()) json["at"]["row"] = slice;
@@ -271,6 +275,7 @@ inline nlohmann::ordered_json selection_json(Recording const& recording,
     json["only_b"] = row.only_b;
     json["gap"] = optional_json(row.gap);
     json["swapped"] = optional_json(row.swapped);
+    json["score_error"] = optional_json(row.score_error);
     json["near_tie"] = row.near_tie;
     rows.push_back(std::move(json));
   }
@@ -304,14 +309,6 @@ inline nlohmann::ordered_json layer_json(Recording const& recording, LayerResult
 
 }  // namespace compare_detail
 
-/// The last line of the report.
-inline std::string compare_summary(CompareReport const& report) {
-  LayerResult const* const first = report.first_difference();
-  if (first == nullptr) return "all " + std::to_string(report.compared()) + " layers agree";
-  return "first difference: layer " + std::to_string(first->layer) + ", quantity " +
-         std::string(spec_of(first->first_difference()->id).name);
-}
-
 /// The report for people.
 /// @param a  one of the recordings; places are the same in both
 inline void write_comparison(std::ostream& out, Recording const& a, CompareReport const& report) {
@@ -327,12 +324,20 @@ inline nlohmann::ordered_json comparison_json(Recording const& a, Recording cons
                                               CompareReport const& report) {
   nlohmann::ordered_json json{{"a", a.name()}, {"b", b.name()}};
   LayerResult const* const first = report.first_difference();
-  json["same"] = first == nullptr;
+  json["same"] = first == nullptr && report.complete();
   json["first_difference"] = nullptr;
   if (first != nullptr)
     json["first_difference"] = {
         {"layer", first->layer},
         {"quantity", std::string(spec_of(first->first_difference()->id).name)}};
+  json["not_compared"] = nlohmann::ordered_json::array();
+  for (LayerResult const& layer : report.layers)
+    for (QuantityResult const& result : layer.quantities)
+      if (result.verdict == Verdict::not_compared)
+        json["not_compared"].push_back(
+            {{"layer", layer.layer},
+             {"quantity", std::string(spec_of(result.id).name)},
+             {"reason", result.all_left_out() ? "near ties" : "NaN in both"}});
   json["layers_only_in_a"] = report.only_a;
   json["layers_only_in_b"] = report.only_b;
   json["layers"] = nlohmann::ordered_json::array();

@@ -16,7 +16,8 @@ namespace programs {
 
 enum class Side { a, b };
 
-enum class Verdict { same, differs, only_a, only_b };
+/// `not_compared`: both files have the quantity, but no element of it that tells anything.
+enum class Verdict { same, differs, only_a, only_b, not_compared };
 
 /// An element of a tensor. `slice` is a token or a row, as the quantity is recorded.
 struct ElementPlace {
@@ -34,13 +35,18 @@ struct QuantityResult {
   std::size_t both_nan = 0;  ///< of these, NaN in both files: not off
   std::size_t rows_left_out = 0;
   double tolerance = 0;
-  double magnitude = 0;  ///< the largest in either file
-  double error = 0;      ///< the largest, divided by `magnitude`; infinite: NaN or infinity
-  ElementPlace at;       ///< of the largest error
+  double error = 0;        ///< the largest, divided by its `magnitude`; infinite: NaN or infinity
+  double magnitude = 0;    ///< what that error is relative to
+  bool by_median = false;  ///< `magnitude` is the median slice's, which is more than its own
+  double distance = 0;     ///< the largest error, not divided by anything
+  ElementPlace at;         ///< of the largest `error`
   double a = 0;
   double b = 0;
 
-  double absolute_error() const { return error * magnitude; }
+  bool paired() const { return verdict != Verdict::only_a && verdict != Verdict::only_b; }
+  bool compared() const { return verdict == Verdict::same || verdict == Verdict::differs; }
+  /// All rows left out; else what was not compared is NaN in both files.
+  bool all_left_out() const { return verdict == Verdict::not_compared && elements == 0; }
 };
 
 /// A row whose selections are different sets.
@@ -50,6 +56,7 @@ struct SelectionRow {
   std::vector<std::int32_t> only_b;
   std::optional<double> gap;      ///< the last score that is chosen minus the first that is not
   std::optional<double> swapped;  ///< most that the scores of a position in A and one in B differ
+  std::optional<double> score_error;  ///< absolute, of this row; absent as in `SelectionResult`
   bool near_tie = false;
 };
 
@@ -78,6 +85,7 @@ struct ReuseFault {
 
 struct LayerResult {
   std::int32_t layer = 0;
+  std::size_t rows = 0;  ///< of the recordings
   /// The nearest layer, up to this one, of which a file has a quantity of the indexer.
   std::optional<std::int32_t> source;
   std::vector<QuantityResult> quantities;  ///< that a file has, in pipeline order
@@ -99,8 +107,18 @@ struct LayerResult {
   }
 
   bool compared() const {
-    return std::any_of(quantities.begin(), quantities.end(), [](QuantityResult const& result) {
-      return result.verdict == Verdict::same || result.verdict == Verdict::differs;
+    return std::any_of(quantities.begin(), quantities.end(),
+                       [](QuantityResult const& result) { return result.compared(); });
+  }
+  bool paired() const {
+    return std::any_of(quantities.begin(), quantities.end(),
+                       [](QuantityResult const& result) { return result.paired(); });
+  }
+
+  /// Of everything that both files have, something was compared.
+  bool complete() const {
+    return std::none_of(quantities.begin(), quantities.end(), [](QuantityResult const& result) {
+      return result.verdict == Verdict::not_compared;
     });
   }
 };
@@ -119,6 +137,14 @@ struct CompareReport {
   std::size_t compared() const {
     return static_cast<std::size_t>(std::count_if(
         layers.begin(), layers.end(), [](LayerResult const& layer) { return layer.compared(); }));
+  }
+  bool paired() const {
+    return std::any_of(layers.begin(), layers.end(),
+                       [](LayerResult const& layer) { return layer.paired(); });
+  }
+  bool complete() const {
+    return std::all_of(layers.begin(), layers.end(),
+                       [](LayerResult const& layer) { return layer.complete(); });
   }
 };
 

@@ -24,15 +24,18 @@ struct ScoreSource {
   Recording const* recording = nullptr;  ///< null: neither file has them
   Side side = Side::a;
   std::int32_t layer = 0;
-  std::optional<double> error;  ///< absolute, where both files have them and they agree
+  std::optional<double> error;       ///< absolute, where both files have them and they agree
+  Recording const* other = nullptr;  ///< then, the other file
+  double rounding = 0;               ///< relative distance from the score that was selected by
 };
 
 /// One row of scores, its visible keys alone. NaN is below every number, as in a selection.
-inline std::vector<double> visible_scores(ScoreSource const& source, std::size_t row) {
-  RecordedTensor const tensor = source.recording->tensor(source.layer, Quantity::scores);
+inline std::vector<double> visible_scores(Recording const& recording, std::int32_t layer,
+                                          std::size_t row) {
+  RecordedTensor const tensor = recording.tensor(layer, Quantity::scores);
   std::vector<double> scores(tensor.slice_size());
   tensor.read_slice(row, scores);
-  scores.resize(source.recording->visible_keys(row));
+  scores.resize(recording.visible_keys(row));
   for (double& score : scores)
     if (std::isnan(score)) score = -std::numeric_limits<double>::infinity();
   return scores;
@@ -64,16 +67,34 @@ inline double swapped_difference(std::vector<double> const& scores, SelectionRow
   return std::max(high_a == low_b ? 0 : high_a - low_b, high_b == low_a ? 0 : high_b - low_a);
 }
 
+/// How far a row's scores may be from those that the other file selected by; of this row alone, as
+/// a row of large scores has large errors.
+/// @pre the scores of both files agree
+inline double row_score_error(ScoreSource const& source, std::vector<double> const& scores,
+                              std::size_t row) {
+  std::vector<double> const others = visible_scores(*source.other, source.layer, row);
+  double distance = 0;
+  double largest = 0;
+  for (std::size_t key = 0; key < scores.size(); ++key) {
+    if (scores[key] != others[key])
+      distance = std::max(distance, std::abs(scores[key] - others[key]));
+    for (double const value : {std::abs(scores[key]), std::abs(others[key])})
+      if (std::isfinite(value)) largest = std::max(largest, value);
+  }
+  return distance + source.rounding * largest;
+}
+
 /// If both files chose the best of their own scores, and no score is off by more than e, then two
 /// positions that changed places differ by at most 2 e.
 inline void judge_row(SelectionRow& row, ScoreSource const& source, std::size_t chosen) {
   if (source.recording == nullptr) return;
-  std::vector<double> const scores = visible_scores(source, row.row);
+  std::vector<double> const scores = visible_scores(*source.recording, source.layer, row.row);
   row.gap = boundary_gap(scores, chosen);
+  if (source.error) row.score_error = row_score_error(source, scores, row.row);
   if (row.only_a.empty() || row.only_b.empty()) return;
   row.swapped = swapped_difference(scores, row);
-  row.near_tie =
-      source.error && row.only_a.size() == row.only_b.size() && *row.swapped <= 2 * *source.error;
+  row.near_tie = row.score_error && row.only_a.size() == row.only_b.size() &&
+                 *row.swapped <= 2 * *row.score_error;
 }
 
 /// @pre both files have the layer's selection

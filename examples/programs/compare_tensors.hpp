@@ -75,12 +75,42 @@ void for_each_element(TensorPair& pair, std::vector<bool> const& left_out, Visit
   }
 }
 
-/// Distance of two values in units of `magnitude`. 0 if they are equal, both NaN, or the same
-/// infinity; infinite where NaN or infinity meets anything else.
-inline double relative_error(double a, double b, double magnitude) {
+/// 0 if two values are equal, both NaN, or the same infinity; infinite where NaN or infinity meets
+/// anything else.
+inline double distance_of(double a, double b) {
   if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
   if (!std::isfinite(a) || !std::isfinite(b)) return std::numeric_limits<double>::infinity();
-  return std::abs(a - b) / magnitude;
+  return std::abs(a - b);
+}
+
+/// What errors are relative to: the largest magnitude of the slice in either file, but no less than
+/// that of the median slice. A token with massive activations widens the tolerance of no other, and
+/// a slice that is small by cancellation is not held to its own smallness.
+struct ErrorScale {
+  std::vector<double> largest;  ///< finite magnitude, per slice
+  double median = 0;            ///< of these; the lower one of an even number
+
+  bool by_median(std::size_t slice) const { return largest[slice] < median; }
+  double of(std::size_t slice) const { return std::max(largest[slice], median); }
+};
+
+/// @param left_out  as in `for_each_element`; such slices have no part in the median
+inline ErrorScale error_scale(TensorPair& pair, std::vector<bool> const& left_out) {
+  ErrorScale scale;
+  scale.largest.resize(pair.slices());
+  for_each_element(pair, left_out, [&scale](ElementPlace place, double a, double b) {
+    double& largest = scale.largest[place.slice];
+    for (double const value : {std::abs(a), std::abs(b)})
+      if (std::isfinite(value)) largest = std::max(largest, value);
+  });
+  std::vector<double> compared;
+  for (std::size_t slice = 0; slice < pair.slices(); ++slice)
+    if (left_out.empty() || !left_out[slice]) compared.push_back(scale.largest[slice]);
+  if (compared.empty()) return scale;
+  auto const middle = compared.begin() + static_cast<std::ptrdiff_t>((compared.size() - 1) / 2);
+  std::nth_element(compared.begin(), middle, compared.end());
+  scale.median = *middle;
+  return scale;
 }
 
 inline QuantityResult compare_tensors(TensorPair& pair, Quantity id, double tolerance,
@@ -90,22 +120,26 @@ inline QuantityResult compare_tensors(TensorPair& pair, Quantity id, double tole
   result.tolerance = tolerance;
   result.rows_left_out =
       static_cast<std::size_t>(std::count(left_out.begin(), left_out.end(), true));
-  for_each_element(pair, left_out, [&](ElementPlace, double a, double b) {
-    for (double const value : {std::abs(a), std::abs(b)})
-      if (std::isfinite(value)) result.magnitude = std::max(result.magnitude, value);
-  });
+  ErrorScale const scale = error_scale(pair, left_out);
   for_each_element(pair, left_out, [&](ElementPlace place, double a, double b) {
-    double const error = relative_error(a, b, result.magnitude);
+    double const distance = distance_of(a, b);
+    double const error = distance > 0 ? distance / scale.of(place.slice) : 0;
     ++result.elements;
     if (std::isnan(a) && std::isnan(b)) ++result.both_nan;
     if (error > tolerance) ++result.off;
+    result.distance = std::max(result.distance, distance);
     if (error <= result.error && result.elements > 1) return;
     result.error = error;
+    result.magnitude = scale.of(place.slice);
+    result.by_median = scale.by_median(place.slice);
     result.at = place;
     result.a = a;
     result.b = b;
   });
-  if (result.off > 0) result.verdict = Verdict::differs;
+  if (result.off > 0)
+    result.verdict = Verdict::differs;
+  else if (result.both_nan == result.elements)
+    result.verdict = Verdict::not_compared;
   return result;
 }
 

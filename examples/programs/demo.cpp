@@ -28,11 +28,14 @@ using namespace programs;
 
 constexpr OptionSpec options[] = {
     {"--config", "FILE", "config.json of a model (default: GLM-5.2's published values)"},
-    {"--layers", "A:B", "trunk layers A to B - 1 (default: two share groups, 2:10 for GLM-5.2)"},
-    {"--context", "L", "tokens of the longer of two requests, e.g. 32K (default 16K)"},
+    {"--layers", "A:B",
+     "layers A to B - 1 (default: two share groups, 2:10 for GLM-5.2); MTP with --weights only"},
+    {"--context", "L",
+     "tokens of the longer of two requests, e.g. 32K (default 16K; with --weights 2 * top-k)"},
     {"--decode", "N", "decode steps (default 4)"},
     {"--draft", "N", "steps of the MTP draft round, 0 for none (default 3)"},
-    {"--share", "on|off|both", "with sharing, without, or both to compare (default both)"},
+    {"--share", "on|off|both",
+     "with sharing, without, or both to compare (default both; with --weights on, and no both)"},
     {"--threads", "N", "threads (default: the machine's)"},
     {"--seed", "N", "of the synthetic data (default 1)"},
     {"--golden", "DIR", "fixtures made with transformers (default: those of the source tree)"},
@@ -45,6 +48,7 @@ constexpr OptionSpec options[] = {
     {"--latent-eps", "X", "with --weights: of the latent norms (default rms_norm_eps)"},
     {"--index-key-eps", "X", "with --weights: of the indexer's k_norm (default 1e-6)"},
     {"--hadamard", "", "with --weights: index queries and keys in the Hadamard basis"},
+    {"--attend-recorded", "", "with --input: attends over the input's selections, records its own"},
     {"--help", "", "this text"},
 };
 
@@ -57,8 +61,9 @@ constexpr char const* purpose =
     "stderr.";
 
 /// Options that need --weights.
-constexpr std::string_view weights_options[] = {"--input",      "--record",        "--rows",
-                                                "--latent-eps", "--index-key-eps", "--hadamard"};
+constexpr std::string_view weights_options[] = {"--input",          "--record",        "--rows",
+                                                "--latent-eps",     "--index-key-eps", "--hadamard",
+                                                "--attend-recorded"};
 
 constexpr int check_failed = 1;
 constexpr int error_status = 2;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "demo_data.hpp"
+#include "worst.hpp"
 
 #include <indexshare/indexshare.hpp>
 
@@ -178,12 +179,12 @@ class DemoChecker {
         double const reference = expected[at(h * part.value_dim + v)];
         double const difference = out(row, first_head + h, v) - reference;
         largest = std::fmax(largest, std::fabs(reference));
-        error = std::fabs(difference) <= error ? error : std::fabs(difference);  // keeps NaN
+        error = worst(error, difference);
       }
       ++outputs;
-      double const relative = error / largest;
-      wrong_outputs += relative <= tolerance ? 0 : 1;
-      worst_output = relative <= worst_output ? worst_output : relative;
+      double const off = relative(error, largest);
+      wrong_outputs += off <= tolerance ? 0 : 1;
+      worst_output = worst(worst_output, off);
     }
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "owned_state.hpp"
+#include "worst.hpp"
 
 #include <indexshare/indexshare.hpp>
 #include <indexshare/io/safetensors.hpp>
@@ -314,11 +315,6 @@ class Replay {
   }
 
   static std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
-  /// The larger magnitude; a NaN difference stays visible.
-  static double worst(double so_far, double difference) {
-    double const magnitude = std::fabs(difference);
-    return magnitude <= so_far ? so_far : magnitude;
-  }
 
   X exec_;
   Fixture const& fixture_;

@@ -191,6 +191,36 @@ class LayerRun {
     return in;
   }
 
+  /// Attends once more, over a selection made elsewhere, in place of the run's own: `lse` and the
+  /// latent output are then that selection's. `state` keeps the run's own.
+  /// @param selected  per row the positions in its request, ascending, at most index_topk
+  void attend_over(std::vector<std::vector<position_t>> const& selected, std::int32_t number,
+                   indexshare::MlaInputs<float, Format, host> const& attention) {
+    index_t const width = config().index_topk;
+    std::vector<position_t> indices(area(batch_.rows(), width), indexshare::no_position);
+    std::vector<position_t> counts;
+    for (std::size_t row = 0; row < selected.size(); ++row) {
+      std::copy(selected[row].begin(), selected[row].end(),
+                indices.begin() + static_cast<std::ptrdiff_t>(row) * width);
+      counts.push_back(static_cast<position_t>(selected[row].size()));
+    }
+    auto const selection = indexshare::make_selection<host>(
+        indices.data(), counts.data(), Rows{batch_.rows()}, indexshare::TopK{width});
+    OwnedState other(Rows{batch_.rows()}, indexshare::TopK{width});
+    require(import_selection(exec_,
+                             indexshare::SelectionView<host, position_t const>{
+                                 indexshare::detail::read_only(selection.indices),
+                                 indexshare::detail::read_only(selection.counts)},
+                             indexshare::ForwardId{1, 0}, number, rows(), *other));
+
+    using Layer =
+        indexshare::SparseAttentionLayer<Indexer, indexshare::RadixTopK, ReaderOf, Attention>;
+    Layer const layer{{}, {}, {number}, {}, shape(), number + 1};
+    indexshare::HostMemory const scratch(layer.workspace(exec_, std::size_t{1} << 28).value());
+    require(layer.run(exec_, {{}, attention, rows(), {1, 0}}, *other, {latent_output(), lse()},
+                      scratch.view()));
+  }
+
   /// The output of the module.
   template <class T>
   void finish(indexshare::AttentionWeights<host, T> const& weights) {
@@ -267,6 +297,14 @@ class LayerRun {
   }
 
  private:
+  /// Share policy: every layer above `source` reads from it.
+  struct ReaderOf {
+    std::int32_t source = 0;
+    friend constexpr std::int32_t share_source(ReaderOf const& policy, std::int32_t) noexcept {
+      return policy.source;
+    }
+  };
+
   struct Sides {
     indexshare::QuerySide<host> queries;
     indexshare::KeySide<host> keys;

@@ -161,6 +161,8 @@ class Recording {
   std::string const& name() const { return name_; }
   std::map<std::string, std::string> const& metadata() const { return file_.metadata(); }
   IndexBasis index_basis() const { return basis_; }
+  /// `lse` and what follows was computed over another recording's selection, not this one's.
+  bool attends_recorded() const { return attends_recorded_; }
 
   std::size_t tokens() const { return tokens_.size(); }
   std::size_t rows() const { return rows_.size(); }
@@ -242,6 +244,9 @@ class Recording {
     if (!index_rotated) return cuda::std::unexpected(index_rotated.error());
     auto const transformed = flag("index_basis", "natural", "hadamard");
     if (!transformed) return cuda::std::unexpected(transformed.error());
+    auto const recorded = flag("attention_selection", "own", "recorded");
+    if (!recorded) return cuda::std::unexpected(recorded.error());
+    attends_recorded_ = *recorded;
     reorder_ = *rotated;
     basis_ = *transformed ? IndexBasis::hadamard : IndexBasis::natural;
     return *index_rotated ? read_index_rope() : Expected<void>();
@@ -489,6 +494,7 @@ class Recording {
   std::size_t index_rope_lanes_ = 0;  ///< of index_q and index_k, if those do
   bool index_rope_last_ = false;
   IndexBasis basis_ = IndexBasis::natural;
+  bool attends_recorded_ = false;
   std::vector<TokenPlace> tokens_;
   std::vector<std::int32_t> rows_;
   std::set<std::int32_t> layers_;

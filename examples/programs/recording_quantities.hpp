@@ -88,7 +88,8 @@ inline constexpr QuantitySpec quantities[] = {
      "q_resid",
      {Extent::rows, Extent::q_rank},
      "q_a_layernorm is an RMS norm; its eps is 1e-6 in some programs and rms_norm_eps (1e-5) in "
-     "others, or its weight is missing"},
+     "others (indexshare-demo --latent-eps tells that choice from a fault), or its weight is "
+     "missing"},
     {Quantity::q,
      "q",
      {Extent::rows, Extent::heads, Extent::query_dim},
@@ -107,7 +108,8 @@ inline constexpr QuantitySpec quantities[] = {
      "kv_latent",
      {Extent::tokens, Extent::kv_rank},
      "kv_a_layernorm is an RMS norm over the latent lanes alone, without the rope lanes; its eps "
-     "is 1e-6 in some programs and rms_norm_eps (1e-5) in others"},
+     "is 1e-6 in some programs and rms_norm_eps (1e-5) in others (indexshare-demo --latent-eps "
+     "tells that choice from a fault)"},
     {Quantity::k_rope,
      "k_rope",
      {Extent::tokens, Extent::rope_dim},
@@ -121,7 +123,8 @@ inline constexpr QuantitySpec quantities[] = {
      {Extent::rows, Extent::index_heads, Extent::index_dim},
      "rotary embedding of the indexer: its pairing may differ from the attention's, the rotated "
      "lanes are the first or the last of the head by family, the other lanes pass; else a "
-     "Hadamard transform on one side that index_basis does not state"},
+     "Hadamard transform on one side: state it by index_basis, and let indexshare-demo do the same "
+     "with --hadamard"},
     {Quantity::index_k_raw,
      "index_k_raw",
      {Extent::tokens, Extent::index_dim},
@@ -129,12 +132,14 @@ inline constexpr QuantitySpec quantities[] = {
     {Quantity::index_k_norm,
      "index_k_norm",
      {Extent::tokens, Extent::index_dim},
-     "k_norm is a LayerNorm with bias and eps 1e-6: not an RMS norm, not rms_norm_eps"},
+     "k_norm is a LayerNorm with bias and eps 1e-6: not an RMS norm, not rms_norm_eps "
+     "(indexshare-demo --index-key-eps tells a choice of eps from a fault)"},
     {Quantity::index_k,
      "index_k",
      {Extent::tokens, Extent::index_dim},
      "rotary embedding of the index key: pairing, first or last lanes, positions; else a Hadamard "
-     "transform on one side that index_basis does not state"},
+     "transform on one side: state it by index_basis, and let indexshare-demo do the same with "
+     "--hadamard"},
     {Quantity::head_weights_raw,
      "head_weights_raw",
      {Extent::rows, Extent::index_heads},

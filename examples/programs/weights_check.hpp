@@ -2,6 +2,7 @@
 #pragma once
 
 #include "layer_run.hpp"
+#include "worst.hpp"
 
 #include <indexshare/frontend.hpp>
 
@@ -127,14 +128,11 @@ class FrontEndChecker {
     double error = 0;
     for (index_t h = 0; h < expected.extent(1); ++h) {
       for (index_t lane = 0; lane < expected.extent(2); ++lane) {
-        double const difference =
-            std::fabs(double{expected(0, h, lane)} - double{got(row, h, lane)});
         largest = std::fmax(largest, std::fabs(double{expected(0, h, lane)}));
-        error = difference <= error ? error : difference;  // keeps NaN
+        error = programs::worst(error, double{expected(0, h, lane)} - double{got(row, h, lane)});
       }
     }
-    double const relative = error == 0 ? 0 : error / largest;
-    worst = relative <= worst ? worst : relative;
+    worst = programs::worst(worst, relative(error, largest));
   }
 };
 

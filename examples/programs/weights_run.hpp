@@ -28,12 +28,12 @@ namespace programs {
 
 struct WeightsSettings {
   std::string directory;
-  std::int32_t first_layer = 0;
-  std::int32_t last_layer = 0;
-  index_t context = 4096;  ///< tokens of the longer of two synthetic requests
-  index_t rows = 32;       ///< query rows of the synthetic requests
-  bool share = true;       ///< by the model's schedule; else every layer runs its own indexer
+  std::vector<std::int32_t> layers;  ///< ascending; all have sparse attention
+  index_t context = 4096;            ///< tokens of the longer of two synthetic requests
+  index_t rows = 32;                 ///< query rows of the synthetic requests
+  bool share = true;  ///< by the model's schedule; else every layer runs its own indexer
   bool hadamard = false;
+  bool attend_recorded = false;  ///< over the selections of the input
   int threads = 1;
   std::uint64_t seed = 1;
 };
@@ -97,26 +97,25 @@ class WeightsRun {
  public:
   using Progress = std::function<void(std::string const&)>;
 
-  /// @param input   hidden states of every layer to run, and their tokens; absent: synthetic
+  /// @param input   hidden states of every layer to run, and their tokens; null: synthetic
   /// @param writer  takes a recording; may be null
-  WeightsRun(indexshare::io::LoadedConfig const& config, WeightsSettings const& settings,
+  WeightsRun(indexshare::io::LoadedConfig const& config, WeightsSettings settings,
+             indexshare::io::Checkpoint checkpoint, indexshare::FrontEnd<> const& front_end,
              ThreadPool& pool, Recording const* input, RecordingWriter* writer, Progress progress)
-      : model_(config.model),
-        settings_(settings),
-        plan_(settings.share ? config.plan : every_layer_full(config)),
-        checkpoint_(open(settings.directory)),
+      : settings_(std::move(settings)),
+        plan_(settings_.share ? config.plan : every_layer_full(config)),
+        checkpoint_(std::move(checkpoint)),
         input_(input),
         writer_(writer),
         progress_(std::move(progress)),
-        run_({{&pool}}, front_end(),
+        run_({{&pool}}, front_end,
              input != nullptr ? TokenBatch::of(*input)
-                              : synthetic_tokens(settings.context, settings.rows)) {}
+                              : synthetic_tokens(settings_.context, settings_.rows)) {}
 
   /// Finds out whether every layer has the tensors that it needs. Errors name file, layer, tensor.
   std::optional<indexshare::io::CheckpointError> missing() const {
-    for (std::int32_t layer = settings_.first_layer; layer < settings_.last_layer; ++layer) {
-      if (plan_.role(layer) == indexshare::LayerRole::none) continue;
-      auto const found = check_layer(checkpoint_, model_, plan_, layer);
+    for (std::int32_t const layer : settings_.layers) {
+      auto const found = check_layer(checkpoint_, run_.config(), plan_, layer);
       if (!found) return found.error();
     }
     return std::nullopt;
@@ -124,17 +123,17 @@ class WeightsRun {
 
   TokenBatch const& batch() { return run_.batch(); }
 
-  /// Throws std::runtime_error: what `missing` finds, a value that no weight can have, or hidden
-  /// states that the input does not have.
+  /// @pre `missing` finds nothing, and `check_input` neither.
+  /// Throws std::runtime_error for a value that no weight can have.
   WeightsResult run() {
     WeightsResult result;
     result.unused_layers = unused_layers(checkpoint_, plan_);
     if (writer_ != nullptr) {
       writer_->metadata("producer", "indexshare-demo --weights");
+      writer_->metadata("attention_selection", settings_.attend_recorded ? "recorded" : "own");
       run_.describe(*writer_);
     }
-    for (std::int32_t layer = settings_.first_layer; layer < settings_.last_layer; ++layer) {
-      if (plan_.role(layer) == indexshare::LayerRole::none) continue;
+    for (std::int32_t const layer : settings_.layers) {
       progress_("layer " + std::to_string(layer));
       result.modules.push_back(run_module(layer, result));
     }
@@ -147,16 +146,6 @@ class WeightsRun {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   }
 
-  template <class Expected>
-  static auto value_of(Expected&& expected) {
-    if (!expected) throw std::runtime_error(expected.error().message());
-    return std::move(*expected);
-  }
-
-  static indexshare::io::Checkpoint open(std::string const& directory) {
-    return value_of(indexshare::io::Checkpoint::open(directory));
-  }
-
   /// The model's layers without its schedule.
   static indexshare::SharePlan every_layer_full(indexshare::io::LoadedConfig const& config) {
     return indexshare::make_share_plan(
@@ -164,32 +153,20 @@ class WeightsRun {
         .value();
   }
 
-  indexshare::FrontEnd<> front_end() const {
-    auto const made =
-        indexshare::make_front_end(model_, settings_.hadamard ? indexshare::LaneBasis::hadamard
-                                                              : indexshare::LaneBasis::natural);
-    if (!made) throw std::runtime_error(made.error().what);
-    return *made;
-  }
-
   /// The module's input.
   std::vector<float> hidden_of(std::int32_t layer) {
-    index_t const tokens = run_.batch().tokens();
-    if (input_ == nullptr) {
-      return synthetic_hidden(settings_.seed, layer, tokens, model_.hidden_size);
+    return input_ != nullptr ? input_->tensor(layer, Quantity::hidden).values<float>()
+                             : synthetic_hidden(settings_.seed, layer, run_.batch().tokens(),
+                                                run_.config().hidden_size);
+  }
+
+  /// The selections of the input.
+  std::vector<std::vector<position_t>> selected_in_input(std::int32_t layer) const {
+    std::vector<std::vector<position_t>> selected;
+    for (std::size_t row = 0; row < input_->rows(); ++row) {
+      selected.push_back(input_->selection(layer, row));
     }
-    std::string const name = tensor_name(layer, Quantity::hidden);
-    if (!input_->has(layer, Quantity::hidden)) {
-      throw std::runtime_error(input_->name() + ": tensor " + name + ": got no such tensor, " +
-                               "expected the hidden states of every layer of --layers");
-    }
-    auto const tensor = input_->tensor(layer, Quantity::hidden);
-    if (tensor.shape().back() != model_.hidden_size) {
-      throw std::runtime_error(input_->name() + ": tensor " + name + ": got " +
-                               std::to_string(tensor.shape().back()) + " lanes, expected " +
-                               std::to_string(model_.hidden_size) + ", the model's hidden_size");
-    }
-    return tensor.values<float>();
+    return selected;
   }
 
   ModuleReport run_module(std::int32_t layer, WeightsResult& result) {
@@ -198,12 +175,13 @@ class WeightsRun {
     report.full = plan_.is_full(layer);
     report.source = share_source(plan_, layer);
     auto start = Clock::now();
-    auto const loaded =
-        value_of(indexshare::io::load_layer<bf16>(checkpoint_, model_, plan_, layer));
-    report.ignored = loaded.ignored();
+    // float holds every weight as it is; a fp8 one is its code times its scale
+    auto const loaded = indexshare::io::load_layer<float>(checkpoint_, run_.config(), plan_, layer);
+    if (!loaded) throw std::runtime_error(loaded.error().message());
+    report.ignored = loaded->ignored();
     report.load_ms = milliseconds_since(start);
 
-    auto const& weights = loaded.views();
+    auto const& weights = loaded->views();
     std::vector<float> const hidden = hidden_of(layer);
     start = Clock::now();
     run_.project(weights, hidden);
@@ -212,6 +190,12 @@ class WeightsRun {
     start = Clock::now();
     auto const in = run_.attend(plan_, layer, run_.attention_inputs(weights));
     report.attend_ms = milliseconds_since(start);
+    using Run = LayerRun<Exec>;
+    result.kernels.check<Run::Indexer, Run::Attention>(run_.shape(), in, run_.state(),
+                                                       run_.latent_output(), {});
+    if (settings_.attend_recorded) {
+      run_.attend_over(selected_in_input(layer), layer, in.attention);
+    }
     start = Clock::now();
     run_.finish(weights);
     report.front_end_ms += milliseconds_since(start);
@@ -221,9 +205,6 @@ class WeightsRun {
       report.keys_per_row +=
           static_cast<double>(selection.counts(row)) / static_cast<double>(run_.batch().rows());
     }
-    using Run = LayerRun<Exec>;
-    result.kernels.check<Run::Indexer, Run::Attention>(run_.shape(), in, run_.state(),
-                                                       run_.latent_output(), {});
     result.front_end.check(run_, weights);
     if (writer_ != nullptr) run_.record(*writer_, layer);
     return report;
@@ -231,7 +212,6 @@ class WeightsRun {
 
   using Exec = indexshare::HostExec<PoolFor>;
 
-  indexshare::ModelConfig model_;
   WeightsSettings settings_;
   indexshare::SharePlan plan_;
   indexshare::io::Checkpoint checkpoint_;

@@ -61,7 +61,8 @@ enum class RopeLanes : std::uint8_t { first, last };
 struct IndexerRope {
   RopeLayout layout = RopeLayout::interleaved;
   RopeLanes lanes = RopeLanes::first;
-  index_t dims = 0;  ///< rotated lanes; 0: the indexer rotates nothing
+  index_t dims =
+      0;  ///< rotated lanes: qk_rope_head_dim, in every family; 0: a model without rotation
 
   friend constexpr bool operator==(IndexerRope const&, IndexerRope const&) = default;
 };

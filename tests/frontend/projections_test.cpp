@@ -48,8 +48,6 @@ std::vector<Model> models() {
       {"wider values than keys", with(tiny_model(), [](auto& c) { c.v_head_dim = 40; })},
       {"interleaved indexer",
        with(tiny_model(), [](auto& c) { c.indexer_rope.layout = RopeLayout::interleaved; })},
-      {"an indexer that rotates nothing",
-       with(tiny_model(), [](auto& c) { c.indexer_rope.dims = 0; })},
       {"hy_v4", tiny_hy_v4()},
       {"hadamard", tiny_model(), LaneBasis::hadamard},
       {"hy_v4, hadamard", tiny_hy_v4(), LaneBasis::hadamard},

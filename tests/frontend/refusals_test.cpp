@@ -8,6 +8,7 @@
 #include "frontend_model.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -369,6 +370,17 @@ TEST_CASE("front end refusals: models that have no recipe", "[frontend]") {
   ModelConfig pooled = tiny_model();
   pooled.key_pooling.tokens_per_key = 4;
   refused(pooled, LaneBasis::natural, {Errc::unsupported, "index_kpool", 1, 4});
+  for (double const eps : {0.0, -1e-6, 1.0, std::nan(""), HUGE_VAL}) {
+    ModelConfig latent = tiny_model();
+    latent.norm_eps.latent = eps;
+    refused(latent, LaneBasis::natural, {Errc::bad_value, "norm_eps.latent", 0, 0});
+    ModelConfig key = tiny_model();
+    key.norm_eps.index_key = eps;
+    refused(key, LaneBasis::natural, {Errc::bad_value, "norm_eps.index_key", 0, 0});
+  }
+  ModelConfig forgotten = tiny_model();
+  forgotten.norm_eps = {};
+  refused(forgotten, LaneBasis::natural, {Errc::bad_value, "norm_eps.latent", 0, 0});
   for (auto const& [lanes, next] : {std::pair<index_t, index_t>{12, 16}, {96, 128}, {129, 256}}) {
     ModelConfig config = tiny_model();
     config.index_head_dim = lanes;

@@ -13,6 +13,7 @@
 #include <limits>
 #include <numbers>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace frontend_test;
@@ -202,15 +203,29 @@ TEST_CASE("front end rotary: what has no table is refused", "[frontend]") {
   };
   refused(rotary_model(514, 1e4), Errc::unsupported, "qk_rope_head_dim", 512, 514);
   refused(rotary_model(7, 1e4), Errc::bad_shape, "qk_rope_head_dim", 8, 7);
-  for (double const theta : {0.0, 1.0, -3.0, std::nan("")}) {
+  for (double const theta : {0.0, 1.0, -3.0, std::nan(""), HUGE_VAL}) {
     refused(rotary_model(8, theta), Errc::bad_value, "rope.theta", 1, 0);
   }
   YarnScaling yarn = deepseek_yarn;
   yarn.original_max_position_embeddings = 0;
   refused(yarn_model(yarn), Errc::bad_value, "original_max_position_embeddings", 1, 0);
-  yarn = deepseek_yarn;
-  yarn.factor = 0;
-  refused(yarn_model(yarn), Errc::bad_value, "rope.yarn.factor", 1, 0);
+  for (double const factor : {0.0, 0.5, HUGE_VAL, std::nan("")}) {
+    yarn = deepseek_yarn;
+    yarn.factor = factor;
+    refused(yarn_model(yarn), Errc::bad_value, "rope.yarn.factor", 1, 0);
+  }
+  for (auto const& [fast, slow] :
+       {std::pair{1.0, 1.0}, {0.5, 1.0}, {32.0, 0.0}, {32.0, -1.0}, {HUGE_VAL, 1.0}}) {
+    yarn = deepseek_yarn;
+    yarn.beta_fast = fast;
+    yarn.beta_slow = slow;
+    refused(yarn_model(yarn), Errc::bad_value, "beta_fast", 0, 0);
+  }
+  for (double const mscale : {-1.0, HUGE_VAL, std::nan("")}) {
+    yarn = deepseek_yarn;
+    yarn.mscale_all_dim = mscale;
+    refused(yarn_model(yarn), Errc::bad_value, "mscale", 0, 0);
+  }
 }
 
 TEMPLATE_LIST_TEST_CASE("front end rotary: each layout turns its pairs by p * inverse",

@@ -22,7 +22,7 @@ constexpr auto host = indexshare::Space::host;
 
 namespace {
 
-/// Of the largest value of a quantity in its layer; fp32 sums of up to 80 products in another order
+/// As the comparison measures errors; fp32 sums of up to 80 products in another order
 /// than transformers'.
 constexpr double tolerance = 3e-6;
 

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 using namespace indexshare;
@@ -66,7 +67,10 @@ TEST_CASE(
   Sample sample;
   sample.shape[0] = 1;
   sample.strides[0] = -77;
-  CHECK((*from_dlpack<Space::host, float, 3>(sample.tensor))(0, 3, 1) == 7);
+  auto const single = from_dlpack<Space::host, float, 3>(sample.tensor);
+  REQUIRE(single);
+  CHECK((*single)(0, 3, 1) == 7);
+  CHECK(single->stride(0) == 8);  // a leading dimension that a BLAS takes
   sample.shape[1] = 0;
   sample.tensor.data = nullptr;
   auto const empty = from_dlpack<Space::host, float, 3>(sample.tensor);
@@ -82,6 +86,7 @@ TEMPLATE_TEST_CASE("DLPack in and out: element types", "", float, fp16, bf16, e4
   auto* const managed = to_dlpack<dl::Versioned>(view, 0, 0);
   REQUIRE(managed != nullptr);
   CHECK(managed->dl_tensor.dtype.bits == 8 * sizeof(TestType));
+  CHECK(managed->version.minor == (std::is_same_v<TestType, e4m3> ? 1u : 0u));  // code 10 is of 1.1
   auto const back = from_dlpack<Space::host, TestType, 2>(*managed);
   REQUIRE(back);
   CHECK(back->data_handle() == data.data());
@@ -123,6 +128,23 @@ TEST_CASE("DLPack in: what cannot be a view is refused and named") {
     CHECK(view.error().expected == wrong.expected);
     CHECK(view.error().got == wrong.got);
   }
+}
+
+TEST_CASE("DLPack in: offsets and extents past all memory are refused") {
+  Sample sample;
+  sample.tensor.byte_offset = ~std::uint64_t{0} - 3;
+  auto const past = from_dlpack<Space::host, float, 3>(sample.tensor);
+  REQUIRE(!past);
+  CHECK(past.error().code == Errc::bad_value);
+  CHECK_THAT(past.error().what, ContainsSubstring("byte_offset"));
+
+  sample.tensor.byte_offset = 0;
+  sample.tensor.strides = nullptr;
+  sample.shape[1] = sample.shape[2] = std::int64_t{1} << 62;
+  auto const huge = from_dlpack<Space::host, float, 3>(sample.tensor);
+  REQUIRE(!huge);
+  CHECK(huge.error().code == Errc::bad_shape);
+  CHECK(huge.error().got == std::int64_t{1} << 62);
 }
 
 TEST_CASE("DLPack in: memory spaces") {

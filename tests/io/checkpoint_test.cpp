@@ -178,6 +178,13 @@ TEST_CASE("Checkpoint: an index beside a model.safetensors that it does not name
   CHECK(value_of(checkpoint.find("c").value()) == 3);
 }
 
+TEST_CASE("Checkpoint: an index that is a link into nothing is not passed over") {
+  TempDirectory const directory;
+  directory.write("model.safetensors", file_with({"a"}));
+  std::filesystem::create_symlink("nowhere", directory.file(index_name));
+  CHECK_THAT(refusal(directory), ContainsSubstring(index_name));
+}
+
 TEST_CASE("Checkpoint: what is no directory is refused") {
   TempDirectory const directory;
   directory.write("file", "");

@@ -279,20 +279,20 @@ TEST_CASE("Unused layers are those whose modules no layer of the plan is read fr
   CheckpointFiles files(config, plan);
   for (char const* const name :
        {"model.layers.3.mlp.gate.weight", "model.layers.self_attn.x", "layers.4.self_attn",
-        "other.layers.5.self_attn.x", "model.layers.6x.self_attn.x"}) {
+        "other.layers.5.self_attn.x", "model.layers.6x.self_attn.x", "model.layers.07.self_attn.x",
+        "model.layers.00.self_attn.x"}) {
     files.add_zeros(name, "F32", {1});
   }
   Stored const none(files);
   CHECK(unused_layers(none.open(), plan).empty());
-  for (char const* const name :
-       {"model.layers.00.self_attn.x", "layers.2.self_attn.x", "model.mtp_layers.3.self_attn.x",
-        "model.language_model.layers.9.self_attn.x",
-        "model.layers.99999999999999999999.self_attn.x"}) {
+  for (char const* const name : {"layers.2.self_attn.x", "model.mtp_layers.3.self_attn.x",
+                                 "model.language_model.layers.9.self_attn.x",
+                                 "model.layers.99999999999999999999.self_attn.x"}) {
     files.add_zeros(name, "F32", {1});
   }
   Stored const some(files);
   CHECK(unused_layers(some.open(), plan) ==
-        std::vector<std::int32_t>{0, 2, 4, 9, std::numeric_limits<std::int32_t>::max()});
+        std::vector<std::int32_t>{2, 4, 9, std::numeric_limits<std::int32_t>::max()});
 }
 
 TEST_CASE("R015: a bias of weights_proj is unknown, and no checkpoint needs one") {

@@ -83,6 +83,8 @@ TEST_CASE("Safetensors: a wrong request names file, tensor and expectation") {
 TEST_CASE("Safetensors: what does not fit is refused") {
   CHECK_THAT(refusal("[1]"), ContainsSubstring("JSON object"));
   CHECK_THAT(refusal("{"), ContainsSubstring("invalid JSON"));
+  CHECK_THAT(refusal(" {}"), ContainsSubstring("does not begin with {"));
+  CHECK_THAT(refusal(""), ContainsSubstring("does not begin with {"));
   CHECK_THAT(refusal(R"({"t":7})"), ContainsSubstring("tensor t"));
   CHECK_THAT(refusal(R"({"__metadata__":[]})"), ContainsSubstring("__metadata__"));
   CHECK_THAT(refusal(R"({"__metadata__":{"k":1}})"), ContainsSubstring("k: 1"));

@@ -8,12 +8,16 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "recording_cases.hpp"
@@ -102,6 +106,33 @@ class TemporaryFile {
   std::string path_;
 };
 
+/// The largest magnitude of slice `slice` of two tensors, [slices, lanes] row-major.
+float largest_of(std::vector<float> const& a, std::vector<float> const& b, std::size_t slice,
+                 std::size_t lanes) {
+  float largest = 0;
+  for (std::size_t i = slice * lanes; i < (slice + 1) * lanes; ++i)
+    largest = std::max({largest, std::abs(a[i]), std::abs(b[i])});
+  return largest;
+}
+
+/// One row alone of a sample, the row that `swapped_choice` changes.
+Sample row_1_of(Sample made) {
+  for (auto& [name, values] : made.floats) {
+    auto const place = parse_tensor_name(name);
+    if (spec_of(place->id).per_token()) continue;
+    std::size_t const row = values.data.size() / 3;
+    auto const first = values.data.begin() + static_cast<std::ptrdiff_t>(row);
+    values.data = std::vector<float>(first, first + static_cast<std::ptrdiff_t>(row));
+    values.shape[0] = 1;
+  }
+  made.ints.at("rows") = {{1}, {3}};
+  for (std::string const layer : {"layer3", "layer4"}) {
+    auto& chosen = made.ints.at(layer + ".selection");
+    chosen = {{1, 2}, {chosen.data[2], chosen.data[3]}};
+  }
+  return made;
+}
+
 /// Row 1 of the full layer chose the positions 3 and 1; position 2 is now `distance` below 1.
 Sample close_scores(float distance) {
   Sample made = test::sample();
@@ -164,11 +195,9 @@ TEST_CASE("Compare: the first quantity in pipeline order and its largest error a
   CHECK(result.at.lane == 2);
   CHECK(result.a == a.floats.at("layer3.q_rope").data[14]);
   CHECK(result.b == b.at("layer3.q_rope")[14]);
-  float largest = 0;
-  for (Sample const* const made : {&a, static_cast<Sample const*>(&b)})
-    for (float const value : made->floats.at("layer3.q_rope").data)
-      largest = std::max(largest, std::abs(value));
+  float const largest = largest_of(a.floats.at("layer3.q_rope").data, b.at("layer3.q_rope"), 1, 8);
   CHECK(result.magnitude == largest);
+  CHECK_FALSE(result.by_median);
   CHECK(result.error == Approx(0.75 / largest));
   CHECK(result_of(report, 3, Quantity::q).verdict == Verdict::same);
   CHECK(result_of(report, 3, Quantity::output).verdict == Verdict::differs);
@@ -177,6 +206,7 @@ TEST_CASE("Compare: the first quantity in pipeline order and its largest error a
   CHECK_THAT(text, ContainsSubstring("layer 3 (full): the first difference is in q_rope"));
   CHECK_THAT(text, ContainsSubstring("row 1, token 3 (request 0, position 3, rotary 13), head 1, "
                                      "lane 2"));
+  CHECK_THAT(text, ContainsSubstring(", the largest magnitude of the row; tolerance 1.0e-04\n"));
   CHECK_THAT(text, ContainsSubstring("off             2 of 24 elements, 8.33 %"));
   CHECK_THAT(text, ContainsSubstring(std::string(spec_of(Quantity::q_rope).hint)));
   CHECK_THAT(text, ContainsSubstring("layer 4 (shared): the first difference is in hidden"));
@@ -194,16 +224,19 @@ TEST_CASE("Compare: every quantity can be the first to differ, and has a hint") 
   }
 }
 
-TEST_CASE("Compare: errors are relative to the largest magnitude, in either file") {
+TEST_CASE("Compare: errors are relative to the row's largest magnitude, in either file") {
   Sample a = test::sample();
   Sample b = test::sample();
-  a.at("layer3.q_a") = {1, 0, 0, 0, 0, 0, 0, 0, 0};
-  b.at("layer3.q_a") = {1, 0, 0, 0, 0.9e-4f, 0, 0, 0, 0};
+  a.at("layer3.q_a") = {1, 0, 0, 1, 0, 0, 1, 0, 0};
+  b.at("layer3.q_a") = {1, 0, 0, 1, 0.9e-4f, 0, 1, 0, 0};
   CHECK(first_of(report_of(a, b)).empty());
   b.at("layer3.q_a")[4] = 1.1e-4f;
   CHECK(first_of(report_of(a, b)) == "3 q_a");
   CHECK(first_of(report_of(a, b, {.tolerance = 1e-3})).empty());
-  a.at("layer3.q_a")[0] = b.at("layer3.q_a")[0] = -2;
+  a.at("layer3.q_a")[5] = -2;  // in one file alone is a difference, but a magnitude too
+  CHECK(result_of(report_of(a, b), 3, Quantity::q_a).magnitude == 2);
+  CHECK(result_of(report_of(b, a), 3, Quantity::q_a).magnitude == 2);
+  b.at("layer3.q_a")[5] = -2;
   CHECK(first_of(report_of(a, b)).empty());
   CHECK(first_of(report_of(a, b, {.tolerance = 0})) == "3 q_a");
   // another quantity's magnitude does not help
@@ -211,6 +244,73 @@ TEST_CASE("Compare: errors are relative to the largest magnitude, in either file
   b.at("layer3.q_resid")[3] = 1e-30f;
   CHECK(first_of(report_of(a, b)) == "3 q_resid");
   CHECK(result_of(report_of(a, b), 3, Quantity::q_resid).error == 1);
+}
+
+TEST_CASE("Compare: a token with massive activations hides nothing in the others") {
+  Sample a = test::sample();
+  Sample b = test::sample();
+  for (Sample* const made : {&a, &b})
+    for (std::size_t lane = 0; lane < 5; ++lane) made->at("layer3.hidden")[lane] = 1e5f;
+  b.at("layer3.hidden")[1] += 1;  // of token 0: 1e-5 of its magnitude
+  CHECK(first_of(report_of(a, b)).empty());
+  b.at("layer3.hidden")[5 + 2] += 0.1f;  // of token 1: 1e-6 of the largest of all
+  CompareReport const report = report_of(a, b);
+  CHECK(first_of(report) == "3 hidden");
+  QuantityResult const& result = result_of(report, 3, Quantity::hidden);
+  CHECK(result.off == 1);
+  CHECK(result.at.slice == 1);
+  CHECK(result.distance == 1);  // of token 0, the largest that is not relative
+  CHECK_THAT(text_of(a, b), ContainsSubstring("the largest magnitude of the token; tolerance"));
+  Recording const in_a = a.recording("A");
+  CHECK(comparison_json(in_a, in_a, report)["layers"][0]["quantities"][0]["magnitude_of"] ==
+        "token");
+}
+
+TEST_CASE("Compare: a row below the median is held to the median row's magnitude") {
+  Sample a = test::sample();
+  Sample b = test::sample();
+  a.at("layer3.lse") = {1e-3f, 0, 2, 0, 4, 0};
+  b.at("layer3.lse") = {1.1e-3f, 0, 2, 0, 4, 0};
+  CompareReport report = report_of(a, b);
+  CHECK(first_of(report).empty());
+  CHECK(result_of(report, 3, Quantity::lse).magnitude == 2);
+  CHECK(result_of(report, 3, Quantity::lse).by_median);
+  CHECK(result_of(report, 3, Quantity::lse).error == Approx(0.5e-4));
+  b.at("layer3.lse")[0] = 1.3e-3f;
+  CHECK(first_of(report_of(a, b)) == "3 lse");
+  CHECK_THAT(text_of(a, b),
+             ContainsSubstring(" of 2, the median of the rows' largest magnitudes; tolerance"));
+
+  // of an even number of tokens it is the lower one in the middle
+  std::vector<float> hidden(30, 0.0f);
+  for (std::size_t token = 0; token < 6; ++token)
+    hidden[5 * token] = std::array{1.0f, 32.0f, 4.0f, 8.0f, 2.0f, 16.0f}[token];
+  a.at("layer3.hidden") = b.at("layer3.hidden") = hidden;
+  b.at("layer3.hidden")[1] = 0.5f;
+  CHECK(result_of(report_of(a, b), 3, Quantity::hidden).magnitude == 4);
+}
+
+TEST_CASE("Compare: slices that are left out have no part in the median") {
+  Sample made = test::sample();
+  std::vector<float> hidden(30, 0.0f);
+  for (std::size_t token = 0; token < 6; ++token) hidden[5 * token] = token < 3 ? 64.0f : 8.0f;
+  made.at("layer3.hidden") = hidden;
+  Recording const recording = made.recording();
+  TensorPair pair(recording, recording, 3, Quantity::hidden);
+  CHECK(error_scale(pair, {true, true, true, false, false, false}).median == 8);
+  CHECK(error_scale(pair, std::vector<bool>(6, true)).median == 0);
+}
+
+TEST_CASE("Compare: the scores of another row make no near tie") {
+  Sample a = close_scores(1e-3f);
+  Sample b = close_scores(1e-3f);
+  for (std::string const layer : {"layer3", "layer4"}) b.ints.at(layer + ".selection").data[3] = 2;
+  for (Sample* const made : {&a, &b}) made->at("layer3.scores")[0] = 1000;
+  b.at("layer3.scores")[0] += 0.05f;  // 5e-5 of its row
+  CompareReport const report = report_of(a, b);
+  CHECK(result_of(report, 3, Quantity::scores).verdict == Verdict::same);
+  CHECK(first_of(report) == "3 selection");
+  CHECK(report.layers[0].selection->different[0].score_error == 0);
 }
 
 TEST_CASE("Compare: what is computed from 16-bit numbers has the wider tolerance") {
@@ -368,7 +468,7 @@ TEST_CASE("Compare: scores past the visible keys do not count, nor their number"
   CompareReport const report = report_of(a, b);
   CHECK(first_of(report) == "3 scores");
   QuantityResult const& result = result_of(report, 3, Quantity::scores);
-  CHECK(result.magnitude == 4);
+  CHECK(result.magnitude == 4);  // of its visible keys
   CHECK(result.at.slice == 1);
   CHECK(result.at.lane == 3);
   CHECK_THAT(text_of(a, b), ContainsSubstring("position 3, rotary 13), key 3\n"));
@@ -411,12 +511,127 @@ TEST_CASE("Compare: a near tie is named and is no difference") {
   CHECK_THAT(text, ContainsSubstring("1 of 3 rows differ, 1 of them near ties"));
   CHECK_THAT(text, ContainsSubstring("near tie      row 1, token 3"));
   CHECK_THAT(text, ContainsSubstring("ok; near-tie rows left out: 1"));
-  CHECK_THAT(text, EndsWith("all 2 layers agree\n"));
+  CHECK_THAT(text, ContainsSubstring("scores of the row agree within 1.0e-05"));
+  CHECK_THAT(text, ContainsSubstring("layer 3 (full): agrees\n"));
+  CHECK_THAT(text,
+             EndsWith("\nall 2 layers agree; near-tie rows left out of lse, attention, gated, "
+                      "output: 2 of 6, in layers 3, 4; a run of indexshare-demo with "
+                      "--attend-recorded compares them\n"));
+  CHECK(report.complete());
 
   // a fault in another row is still one
   Sample faulty = b;
   faulty.at("layer3.attention")[0] += 1;
   CHECK(first_of(report_of(a, faulty)) == "3 attention");
+}
+
+TEST_CASE("Compare: a quantity whose rows are all near ties is not said to agree") {
+  Sample a = row_1_of(close_scores(1e-5f));
+  Sample b = row_1_of(swapped_choice(1e-5f));
+  a.floats.erase("layer4.gated");
+  CompareReport const report = report_of(a, b);
+  CHECK(first_of(report).empty());
+  CHECK_FALSE(report.complete());
+  for (Quantity const id : {Quantity::lse, Quantity::attention, Quantity::output}) {
+    CHECK(result_of(report, 4, id).verdict == Verdict::not_compared);
+    CHECK(result_of(report, 4, id).elements == 0);
+  }
+  CHECK(result_of(report, 4, Quantity::gated).verdict == Verdict::only_b);
+  CHECK(result_of(report, 3, Quantity::scores).verdict == Verdict::same);
+  std::string const text = text_of(a, b);
+  CHECK_THAT(text, ContainsSubstring("layer 4 (shared): agrees as far as it could be compared\n"));
+  CHECK_THAT(text, ContainsSubstring("not compared; near-tie rows left out: 1\n"));
+  CHECK_THAT(text,
+             EndsWith("\nall 2 layers agree, but nothing of lse, attention, gated, output of layer "
+                      "3, nor of lse, attention, output of layer 4 was compared: every row is a "
+                      "near tie; a run of indexshare-demo with --attend-recorded compares them\n"));
+
+  Recording const in_a = a.recording("A");
+  Recording const in_b = b.recording("B");
+  auto const json = comparison_json(in_a, in_b, report);
+  CHECK(json["same"] == false);
+  CHECK(json["first_difference"].is_null());
+  REQUIRE(json["not_compared"].size() == 7);
+  CHECK(json["not_compared"][0] ==
+        nlohmann::ordered_json{{"layer", 3}, {"quantity", "lse"}, {"reason", "near ties"}});
+  auto const& output = json["layers"][0]["quantities"][static_cast<std::size_t>(Quantity::output)];
+  CHECK(output["verdict"] == "not compared");
+  CHECK(output["rows_left_out"] == 1);
+  CHECK_FALSE(output.contains("error"));
+
+  TemporaryFile const file_a("tie_a.safetensors", a);
+  TemporaryFile const file_b("tie_b.safetensors", b);
+  CHECK(run({file_a.path(), file_b.path()}).status == 3);
+  CHECK(run({file_a.path(), file_a.path()}).status == 0);
+  CHECK_THAT(run({"--help"}).out, ContainsSubstring("3: nothing differs, but"));
+  // a difference comes first, and what was not seen below it is said
+  b.at("layer4.q")[0] += 1;
+  TemporaryFile const faulty("tie_c.safetensors", b);
+  Outcome const outcome = run({file_a.path(), faulty.path()});
+  CHECK(outcome.status == 1);
+  CHECK_THAT(outcome.out,
+             ContainsSubstring("\nfirst difference: layer 4, quantity q; nothing of "
+                               "lse, attention, gated, output of layer 3 was compared"));
+}
+
+TEST_CASE("Compare: a layer of which nothing could be compared is none that agrees") {
+  Sample a = row_1_of(close_scores(1e-5f));
+  Sample b = row_1_of(swapped_choice(1e-5f));
+  for (Sample* const made : {&a, &b}) {
+    made->ints.erase("layer4.selection");
+    for (QuantitySpec const& spec : quantities)
+      if (spec.id != Quantity::attention) made->floats.erase(tensor_name(4, spec.id));
+  }
+  TemporaryFile const file_a("one_a.safetensors", a);
+  TemporaryFile const file_b("one_b.safetensors", b);
+  Outcome outcome = run({file_a.path(), file_b.path()});
+  CHECK(outcome.status == 3);
+  CHECK_THAT(outcome.out, ContainsSubstring("\nall 1 layers agree, but nothing of"));
+  outcome = run({file_a.path(), file_b.path(), "--layers", "4:5"});
+  CHECK(outcome.status == 3);
+  CHECK_THAT(outcome.out, ContainsSubstring("layer 4 (shared): nothing that could be compared\n"));
+  CHECK_THAT(outcome.out,
+             ContainsSubstring("\nnothing of attention of layer 4 was compared: every row"));
+}
+
+TEST_CASE("Compare: a quantity that is all NaN in both files is not said to agree") {
+  Sample made = test::sample();
+  for (float& value : made.at("layer3.kv_a")) value = not_a_number;
+  CompareReport const report = report_of(made, made);
+  CHECK(result_of(report, 3, Quantity::kv_a).verdict == Verdict::not_compared);
+  CHECK_FALSE(report.complete());
+  CHECK_THAT(text_of(made, made),
+             ContainsSubstring("not compared; NaN in both: 42\n") &&
+                 EndsWith("\nall 2 layers agree, but nothing of kv_a of layer 3 was compared: all "
+                          "of it is NaN in both files\n"));
+  made.at("layer3.kv_a")[7] = 1;
+  CHECK(report_of(made, made).complete());
+}
+
+TEST_CASE("Compare: attention over the other file's selection is compared in every row") {
+  Sample const a = row_1_of(close_scores(1e-5f));
+  Sample b = row_1_of(swapped_choice(1e-5f));
+  for (bool const in_b : {true, false}) {
+    Sample recorded = in_b ? b : a;
+    recorded.metadata["attention_selection"] = "recorded";
+    CompareReport const report = in_b ? report_of(a, recorded) : report_of(recorded, b);
+    CHECK(first_of(report) == "3 lse");  // `swapped_choice` attended over its own
+    CHECK(report.complete());
+    CHECK(report.layers[0].selection->near_ties() == 1);
+    CHECK(result_of(report, 3, Quantity::selection).verdict == Verdict::same);
+    CHECK(result_of(report, 3, Quantity::lse).rows_left_out == 0);
+  }
+  b.metadata["attention_selection"] = "recorded";
+  for (std::string const layer : {"layer3", "layer4"})
+    for (std::string const quantity : {".lse", ".attention", ".gated", ".output"})
+      b.at(layer + quantity) = a.floats.at(layer + quantity).data;
+  TemporaryFile const file_a("own.safetensors", a);
+  TemporaryFile const file_b("recorded.safetensors", b);
+  Outcome const outcome = run({file_a.path(), file_b.path()});
+  CHECK(outcome.status == 0);
+  CHECK_THAT(outcome.out,
+             ContainsSubstring(file_b.path() + ", attends over the other's selection\n"));
+  CHECK_THAT(outcome.out, EndsWith("\nall 2 layers agree\n"));
 }
 
 TEST_CASE("Compare: a shared layer without a recorded selection has its source's near ties") {
@@ -652,6 +867,36 @@ TEST_CASE("Compare: exit status, options and errors of the program") {
              ContainsSubstring("--json: cannot write"));
 }
 
+TEST_CASE("Compare: the JSON report overwrites no recording") {
+  TemporaryFile const a("kept_a.safetensors", test::sample());
+  TemporaryFile const b("kept_b.safetensors", test::sample());
+  TemporaryFile const link("kept_link.json");
+  std::filesystem::create_hard_link(b.path(), link.path());
+  auto const size = std::filesystem::file_size(a.path());
+  for (std::string const& json : {a.path(), b.path(), link.path()}) {
+    // before any work: the other recording is not even opened
+    for (std::string const& other : {a.path(), std::string("/no/such/file")}) {
+      Outcome const outcome = run({json == a.path() ? a.path() : b.path(), other, "--json", json});
+      CHECK(outcome.status == 2);
+      CHECK_THAT(outcome.err, ContainsSubstring("error: --json: got \"" + json +
+                                                "\", which is one of the recordings"));
+    }
+  }
+  CHECK(std::filesystem::file_size(a.path()) == size);
+  CHECK(Recording::open(b.path()).has_value());
+}
+
+TEST_CASE("Compare: hints name the options that tell a choice from a fault") {
+  auto const names = [](Quantity id, char const* option) {
+    return spec_of(id).hint.find(option) != std::string_view::npos;
+  };
+  CHECK(names(Quantity::q_resid, "--latent-eps"));
+  CHECK(names(Quantity::kv_latent, "--latent-eps"));
+  CHECK(names(Quantity::index_k_norm, "--index-key-eps"));
+  CHECK(names(Quantity::index_q, "--hadamard"));
+  CHECK(names(Quantity::index_k, "--hadamard"));
+}
+
 TEST_CASE("Compare: the JSON report has what the text has") {
   Sample const a = close_scores(1e-5f);
   Sample b = swapped_choice(1e-5f);
@@ -661,6 +906,7 @@ TEST_CASE("Compare: the JSON report has what the text has") {
   auto const json = comparison_json(in_a, in_b, report_of(in_a, in_b));
   CHECK(json["a"] == "A");
   CHECK(json["same"] == false);
+  CHECK(json["not_compared"].empty());
   CHECK(json["first_difference"]["layer"] == 3);
   CHECK(json["first_difference"]["quantity"] == "index_k");
   CHECK(json["layers"].size() == 2);
@@ -673,11 +919,13 @@ TEST_CASE("Compare: the JSON report has what the text has") {
   CHECK(key["verdict"] == "differs");
   CHECK(key["error"] == "inf");
   CHECK(key["b"] == "nan");
+  CHECK(key["magnitude_of"] == "median");
   CHECK(key["at"]["token"] == 1);
   CHECK(key["at"]["lane"] == 3);
   CHECK_FALSE(key["at"].contains("row"));
   auto const& row = layer["selection"]["different_rows"][0];
   CHECK(row["near_tie"] == true);
+  CHECK(row["score_error"].get<double>() == Approx(1e-5).epsilon(0.02));
   CHECK(row["row"] == 1);
   CHECK(row["token"] == 3);
   CHECK(row["only_b"] == std::vector<std::int32_t>{2});

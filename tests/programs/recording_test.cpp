@@ -82,6 +82,15 @@ TEST_CASE("Recording: what was written is read") {
   CHECK(recording.selection(3, 1) == std::vector<std::int32_t>{1, 3});
 }
 
+TEST_CASE("Recording: it says whose selection the attention was computed over") {
+  test::Sample made = test::sample();
+  CHECK_FALSE(made.recording().attends_recorded());
+  made.metadata["attention_selection"] = "own";
+  CHECK_FALSE(made.recording().attends_recorded());
+  made.metadata["attention_selection"] = "recorded";
+  CHECK(made.recording().attends_recorded());
+}
+
 TEST_CASE("Recording: without requests and rows all tokens are rows of one request") {
   RecordingWriter writer;
   writer.add("positions", {3}, std::vector<std::int32_t>{0, 1, 2});
@@ -250,6 +259,8 @@ TEST_CASE("Recording: metadata that are missing or unknown are refused") {
   CHECK_THAT(with("rotated_lanes", "neox"), ContainsSubstring("rotated_lanes \"neox\"") &&
                                                 ContainsSubstring("in_place or evens_then_odds"));
   CHECK_THAT(with("index_basis", "walsh"), ContainsSubstring("natural or hadamard"));
+  CHECK_THAT(with("attention_selection", "other"),
+             ContainsSubstring("attention_selection \"other\", expected own or recorded"));
   CHECK_THAT(with("index_rotated_lanes", "x"), ContainsSubstring("index_rotated_lanes"));
   CHECK_THAT(with("index_rotated_lanes", "evens_then_odds"),
              ContainsSubstring("index_rope_dims \"\""));

@@ -40,15 +40,32 @@ constexpr Status check_basis(ModelConfig const& config, LaneBasis index_basis) n
                        static_cast<std::int64_t>(std::bit_ceil(lanes)), config.index_head_dim);
 }
 
+constexpr bool is_eps(double eps) noexcept { return eps > 0 && eps < 1; }
+
+/// Epsilons have no default that is right, so a forgotten one is refused.
+constexpr Status check_epsilons(NormEps const& eps) noexcept {
+  if (!is_eps(eps.latent)) {
+    return failure(Errc::bad_value, "norm_eps.latent must be given, above 0 and below 1");
+  }
+  if (!is_eps(eps.index_key)) {
+    return failure(Errc::bad_value, "norm_eps.index_key must be above 0 and below 1");
+  }
+  return {};
+}
+
 }  // namespace detail
 
-/// The recipe that `config` states. Errors: those of `rotary_frequencies`; unsupported for a model
-/// that `can_run` refuses, and for a Hadamard basis of an index dim that is no power of two.
+/// The recipe that `config` states. Errors: those of `rotary_frequencies`; bad_value for an epsilon
+/// that is not given; unsupported for a model that `can_run` refuses, and for a Hadamard basis of
+/// an index dim that is no power of two.
 template <class Product = PlainProduct>
 Result<FrontEnd<Product>> make_front_end(ModelConfig const& config,
                                          LaneBasis index_basis = LaneBasis::natural,
                                          Product product = {}) noexcept {
   if (Status const status = can_run(config); !status.ok()) return refuse(status);
+  if (Status const status = detail::check_epsilons(config.norm_eps); !status.ok()) {
+    return refuse(status);
+  }
   if (Status const status = detail::check_basis(config, index_basis); !status.ok()) {
     return refuse(status);
   }

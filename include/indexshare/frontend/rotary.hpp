@@ -63,6 +63,24 @@ class YarnRamp {
   double high_;
 };
 
+constexpr Status check_yarn(YarnScaling const& yarn) noexcept {
+  constexpr double largest = 1e12;  // as io::parse_config has it
+  if (!(yarn.factor >= 1 && yarn.factor <= largest)) {
+    return failure(Errc::bad_value, "rope.yarn.factor must be 1 or more", 1);
+  }
+  if (!(yarn.beta_slow > 0 && yarn.beta_fast > yarn.beta_slow && yarn.beta_fast <= largest)) {
+    return failure(Errc::bad_value, "rope.yarn.beta_fast must exceed beta_slow, and both 0");
+  }
+  if (!(yarn.mscale >= 0 && yarn.mscale <= largest && yarn.mscale_all_dim >= 0 &&
+        yarn.mscale_all_dim <= largest)) {
+    return failure(Errc::bad_value, "rope.yarn.mscale and mscale_all_dim must be 0 or more");
+  }
+  return yarn.original_max_position_embeddings >= 1
+             ? Status{}
+             : failure(Errc::bad_value, "rope.yarn.original_max_position_embeddings", 1,
+                       yarn.original_max_position_embeddings);
+}
+
 }  // namespace detail
 
 /// The table of a model. Errors: bad_shape (an odd number of rotary lanes), unsupported (more than
@@ -85,12 +103,10 @@ inline Result<RotaryFrequencies> rotary_frequencies(ModelConfig const& config) n
     return refuse(failure(Errc::bad_value, "rope.theta must be above 1 and finite", 1));
   }
   bool const yarn = config.rope.scaling == RopeScaling::yarn;
-  if (yarn && !(config.rope.yarn.factor >= 1)) {
-    return refuse(failure(Errc::bad_value, "rope.yarn.factor must be 1 or more", 1));
-  }
-  if (yarn && config.rope.yarn.original_max_position_embeddings < 1) {
-    return refuse(failure(Errc::bad_value, "rope.yarn.original_max_position_embeddings", 1,
-                          config.rope.yarn.original_max_position_embeddings));
+  if (yarn) {
+    if (Status const status = detail::check_yarn(config.rope.yarn); !status.ok()) {
+      return refuse(status);
+    }
   }
   table.pairs = dims / 2;
   table.amplitude = static_cast<float>(rope_amplitude(config));

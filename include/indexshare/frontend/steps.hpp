@@ -65,17 +65,15 @@ constexpr Status check_tokens(ModelConfig const& config, Tensor<S, float const, 
 template <class Product>
 constexpr Status check_recipe(FrontEnd<Product> const& front_end) noexcept {
   ModelConfig const& config = front_end.config;
-  index_t const index_rope = config.indexer_rope.dims;
-  return first_failure(
-      {check_extent("lanes that the rotary frequencies rotate", config.qk_rope_head_dim,
-                    2 * front_end.frequencies.pairs),
-       check_at_most("pairs of the rotary frequencies", RotaryFrequencies::max_pairs,
-                     front_end.frequencies.pairs),
-       index_rope == 0 ? Status{}
-                       : check_extent("indexer_rope.dims against qk_rope_head_dim",
-                                      config.qk_rope_head_dim, index_rope),
-       check_at_most("indexer_rope.dims against index_head_dim", config.index_head_dim, index_rope),
-       check_basis(config, front_end.index_basis)});
+  return first_failure({check_extent("lanes that the rotary frequencies rotate",
+                                     config.qk_rope_head_dim, 2 * front_end.frequencies.pairs),
+                        check_at_most("pairs of the rotary frequencies",
+                                      RotaryFrequencies::max_pairs, front_end.frequencies.pairs),
+                        check_extent("indexer_rope.dims against qk_rope_head_dim",
+                                     config.qk_rope_head_dim, config.indexer_rope.dims),
+                        check_at_most("indexer_rope.dims against index_head_dim",
+                                      config.index_head_dim, config.indexer_rope.dims),
+                        check_basis(config, front_end.index_basis)});
 }
 
 /// W_UK or W_UV of one head: rows [first, first + count) of its part of kv_b_proj.
@@ -120,7 +118,6 @@ Status finish_index_lanes(X const& x, FrontEnd<Product> const& front_end,
         return scale(x, lanes_of(raw, end, lanes - end), 1.0f, lanes_of(out, end, lanes - end));
       },
       [&]() noexcept {
-        if (begin == end) return Status{};  // an indexer that rotates nothing
         return rotate(x, lanes_of(raw, begin, end - begin), positions, front_end.frequencies,
                       config.indexer_rope.layout, lanes_of(out, begin, end - begin));
       },

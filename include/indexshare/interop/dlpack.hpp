@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <new>
 #include <type_traits>
@@ -49,23 +50,12 @@ inline constexpr std::int64_t dlpack_cuda = 2;
 inline constexpr std::int64_t dlpack_cuda_host = 3;
 inline constexpr std::int64_t dlpack_cuda_managed = 13;
 inline constexpr std::uint64_t dlpack_read_only = 1;
+inline constexpr std::uint8_t dlpack_first_small_float = 7;  // codes since version 1.1
 
 constexpr bool dlpack_reaches(Space space, std::int64_t device) noexcept {
   if (device == dlpack_cuda_managed) return true;
   return space == Space::host ? device == dlpack_cpu || device == dlpack_cuda_host
                               : device == dlpack_cuda;
-}
-
-/// Strides of a tensor; without any, those of a dense row-major one.
-template <std::size_t N, class DLTensor>
-constexpr std::array<index_t, N> dlpack_strides(DLTensor const& tensor) noexcept {
-  std::array<index_t, N> strides{};
-  index_t step = 1;
-  for (std::size_t i = N; i-- > 0;) {
-    strides[i] = tensor.strides != nullptr ? tensor.strides[i] : step;
-    step *= tensor.shape[i] > 0 ? tensor.shape[i] : 1;
-  }
-  return strides;
 }
 
 template <class DLTensor>
@@ -89,8 +79,10 @@ concept DlpackManaged = requires(Managed const& managed) {
 ///
 /// @tparam T  const for a reader. Strides are taken as they are: a view whose innermost stride is
 ///            not 1 is refused by the call that reads it, not here
-/// Errors: unsupported (memory that S cannot reach), bad_shape (rank, negative extent), bad_stride
-/// (negative), bad_value (element type, lanes per element, alignment, byte offset past the range),
+/// Errors: unsupported (memory that S cannot reach), bad_shape (rank; an extent that is
+/// negative or past all memory), bad_stride
+/// (negative), bad_value (element type, lanes per element, alignment, a byte offset past all
+/// memory),
 /// missing_input (null data of a tensor that has elements, null shape).
 template <Space S, class T, std::size_t N, detail::DlpackTensor DLTensor>
 Result<Tensor<S, T, N>> from_dlpack(DLTensor const& tensor) noexcept {
@@ -119,26 +111,34 @@ Result<Tensor<S, T, N>> from_dlpack(DLTensor const& tensor) noexcept {
     return refuse(failure(Errc::missing_input, "shape of a DLPack tensor"));
   }
   cuda::std::array<index_t, N> extents{};
-  cuda::std::array<index_t, N> strides{};
-  std::array<index_t, N> const stated = dlpack_strides<N>(tensor);
+  cuda::std::array<index_t, N> strides{};  // dense until others are stated
+  index_t span = 1;
   bool empty = false;
-  for (std::size_t i = 0; i < N; ++i) {
+  for (std::size_t i = N; i-- > 0;) {
     extents[i] = tensor.shape[i];
-    if (extents[i] < 0) {
+    strides[i] = span;
+    if (extents[i] < 0 || extents[i] > std::numeric_limits<index_t>::max() / span) {
       return refuse(failure(Errc::bad_shape, "extent of a DLPack tensor", 0, extents[i]));
     }
-    // the stride of a single element is never used, and producers write anything there
-    strides[i] = extents[i] > 1 ? stated[i] : 1;
+    empty = empty || extents[i] == 0;
+    span *= extents[i] > 0 ? extents[i] : 1;
+  }
+  if (empty) return make_strided<S, T, N>(nullptr, extents, strides);
+  for (std::size_t i = 0; i < N && tensor.strides != nullptr; ++i) {
+    if (extents[i] == 1) continue;  // never stepped over; producers write anything there
+    strides[i] = tensor.strides[i];
     if (strides[i] < 0) {
       return refuse(failure(Errc::bad_stride, "stride of a DLPack tensor", 0, strides[i]));
     }
-    empty = empty || extents[i] == 0;
   }
-  if (empty) return make_strided<S, T, N>(nullptr, extents, strides);
   if (tensor.data == nullptr) {
     return refuse(failure(Errc::missing_input, "data of a DLPack tensor"));
   }
-  auto const address = reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.byte_offset;
+  auto const base = reinterpret_cast<std::uintptr_t>(tensor.data);
+  if (tensor.byte_offset > std::numeric_limits<std::uintptr_t>::max() - base) {
+    return refuse(failure(Errc::bad_value, "byte_offset of a DLPack tensor, past all memory"));
+  }
+  auto const address = static_cast<std::uintptr_t>(base + tensor.byte_offset);
   if (address % alignof(T) != 0) {
     return refuse(failure(
         Errc::bad_value, "alignment of a DLPack tensor's data (got: bytes past a multiple)",
@@ -216,7 +216,7 @@ Managed* to_dlpack(View const& view, Owner owner, std::int32_t device_id) {
   tensor.byte_offset = 0;
   if constexpr (versioned) {
     managed->version.major = 1;
-    managed->version.minor = 0;
+    managed->version.minor = dlpack_type<T>.code >= detail::dlpack_first_small_float ? 1 : 0;
     managed->flags = std::is_const_v<typename View::element_type> ? detail::dlpack_read_only : 0;
   }
   managed->manager_ctx = context.release();

@@ -51,7 +51,9 @@ class Checkpoint {
     }
     std::filesystem::path const root(directory);
     bool const has_single = std::filesystem::exists(root / single_name, error);
-    if (std::filesystem::exists(root / detail::checkpoint_index_name, error)) {
+    // an index that is a link into nothing is an index that cannot be read
+    if (std::filesystem::exists(
+            std::filesystem::symlink_status(root / detail::checkpoint_index_name, error))) {
       return open_index(root, has_single);
     }
     if (has_single) return open_single(directory, (root / single_name).string());

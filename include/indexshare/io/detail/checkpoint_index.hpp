@@ -48,7 +48,8 @@ inline CheckpointResult<CheckpointIndex> read_checkpoint_index(std::string const
   }
   auto const document = parse_object(file->text());
   if (!document) {
-    return refuse({path, -1, "", "at " + document.error().message(), "a JSON object"});
+    ConfigError const& error = document.error();
+    return refuse({path, -1, "", "at " + error.path + ", " + error.value, error.expected});
   }
   auto const map = document->find("weight_map");
   if (map == document->end() || !map->is_object() || map->empty()) {

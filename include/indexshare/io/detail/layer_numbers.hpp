@@ -39,7 +39,8 @@ inline std::optional<TensorPlace> place_below(std::string_view list, std::string
   if (!name.starts_with(list)) return std::nullopt;
   std::string_view const rest = name.substr(list.size());
   std::size_t const digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
-  if (digits == 0 || !rest.substr(digits).starts_with(attention_module)) return std::nullopt;
+  bool const is_number = digits > 0 && (digits == 1 || rest[0] != '0');  // 01 is nobody's layer
+  if (!is_number || !rest.substr(digits).starts_with(attention_module)) return std::nullopt;
   return TensorPlace{std::string(name.substr(0, list.size() + digits + attention_module.size())),
                      saturated_number(rest.substr(0, digits))};
 }

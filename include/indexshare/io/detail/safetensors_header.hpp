@@ -49,9 +49,14 @@ class SafetensorsHeaderReader {
     auto const length = header_length();
     if (!length) return fail(length.error());
     auto const* const text = reinterpret_cast<char const*>(content_.data()) + prefix;
+    if (*length == 0 || text[0] != '{') {
+      return fail({name_, "", "a header that does not begin with {", "a JSON object"});
+    }
     auto const header = parse_object({text, *length});
     if (!header) {
-      return fail({name_, "", "in the header at " + header.error().message(), "a JSON object"});
+      ConfigError const& error = header.error();
+      return fail(
+          {name_, "", "in the header, at " + error.path + ", " + error.value, error.expected});
     }
     data_ = content_.subspan(prefix + *length);
     for (auto const& [tensor, fields] : header->items()) {

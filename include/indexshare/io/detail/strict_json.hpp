@@ -77,7 +77,7 @@ class StrictJsonCheck {
   bool open(bool is_array) {
     if (levels_.size() == max_depth)
       return refuse("nesting deeper than " + std::to_string(max_depth) + " levels",
-                    "a model's config");
+                    "at most that many");
     levels_.push_back(Level{here(), is_array});
     return true;
   }
@@ -125,8 +125,7 @@ inline cuda::std::expected<nlohmann::json, ConfigError> parse_object(std::string
     return cuda::std::unexpected<ConfigError>(check.error());
   nlohmann::json document = nlohmann::json::parse(text.begin(), text.end(), nullptr, false);
   if (!document.is_object())
-    return cuda::std::unexpected<ConfigError>(
-        ConfigError{"$", shown(document), "a JSON object, the text of a config.json"});
+    return cuda::std::unexpected<ConfigError>(ConfigError{"$", shown(document), "a JSON object"});
   return document;
 }
 
