@@ -256,10 +256,46 @@ class LayerComparison {
   std::map<std::int32_t, QuantityResult> scores_;
 };
 
-/// Errors: other tokens, rows or shapes; nothing that both files have.
+namespace compare_detail {
+
+/// A file that attends over recorded selections can be held against the file that has them, and
+/// against one that attends over the same. One that does not say whose they are is taken at its
+/// word.
+inline Parsed<bool> check_attention(Recording const& attends, char const* side,
+                                    Recording const& other) {
+  if (!attends.attends_recorded()) return true;
+  auto const stated = [](Recording const& recording) {
+    auto const found = recording.metadata().find("attended_selections");
+    return found == recording.metadata().end() ? std::string() : found->second;
+  };
+  if (other.attends_recorded()) {
+    if (!stated(attends).empty() && stated(attends) == stated(other)) return true;
+    return reject("attention_selection",
+                  "both files attend over selections of others; compare each with that one");
+  }
+  if (stated(attends).empty()) return true;
+  std::vector<std::int32_t> layers;
+  for (std::int32_t const layer : attends.layers()) {
+    if (attends.has(layer, Quantity::selection) && other.has(layer, Quantity::selection)) {
+      layers.push_back(layer);
+    }
+  }
+  if (selection_fingerprint(other, layers) == stated(attends)) return true;
+  return reject("attention_selection", std::string(side) + " attends over selections of a file " +
+                                           "that the other one is not");
+}
+
+}  // namespace compare_detail
+
+/// Errors: other tokens, rows or shapes; nothing that both files have; attention over selections
+/// that are not the other file's.
 inline Parsed<CompareReport> compare_recordings(Recording const& a, Recording const& b,
                                                 CompareSettings const& settings) {
   if (auto const fits = compare_detail::check_tokens(a, b); !fits)
+    return cuda::std::unexpected(fits.error());
+  if (auto const fits = compare_detail::check_attention(a, "A", b); !fits)
+    return cuda::std::unexpected(fits.error());
+  if (auto const fits = compare_detail::check_attention(b, "B", a); !fits)
     return cuda::std::unexpected(fits.error());
   auto const wanted = [&settings](std::int32_t layer) {
     auto const& range = settings.layers;

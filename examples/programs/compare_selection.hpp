@@ -51,7 +51,7 @@ inline std::optional<double> boundary_gap(std::vector<double> scores, std::size_
 }
 
 /// The most by which the score of a position of one list differs from that of one of the other.
-/// @pre neither list is empty
+/// @pre neither list is empty, and the scores are finite
 inline double swapped_difference(std::vector<double> const& scores, SelectionRow const& row) {
   auto const range = [&scores](std::vector<std::int32_t> const& positions) {
     auto const less = [&scores](std::int32_t x, std::int32_t y) {
@@ -63,8 +63,15 @@ inline double swapped_difference(std::vector<double> const& scores, SelectionRow
   };
   auto const [low_a, high_a] = range(row.only_a);
   auto const [low_b, high_b] = range(row.only_b);
-  // the same infinity on both sides is no distance
-  return std::max(high_a == low_b ? 0 : high_a - low_b, high_b == low_a ? 0 : high_b - low_a);
+  return std::max(high_a - low_b, high_b - low_a);
+}
+
+/// Whether the positions' scores are numbers: of others nobody can say that they are near.
+inline bool have_numbers(std::vector<double> const& scores,
+                         std::vector<std::int32_t> const& positions) {
+  return std::all_of(positions.begin(), positions.end(), [&scores](std::int32_t position) {
+    return std::isfinite(scores[static_cast<std::size_t>(position)]);
+  });
 }
 
 /// How far a row's scores may be from those that the other file selected by; of this row alone, as
@@ -92,6 +99,7 @@ inline void judge_row(SelectionRow& row, ScoreSource const& source, std::size_t 
   row.gap = boundary_gap(scores, chosen);
   if (source.error) row.score_error = row_score_error(source, scores, row.row);
   if (row.only_a.empty() || row.only_b.empty()) return;
+  if (!have_numbers(scores, row.only_a) || !have_numbers(scores, row.only_b)) return;
   row.swapped = swapped_difference(scores, row);
   row.near_tie = row.score_error && row.only_a.size() == row.only_b.size() &&
                  *row.swapped <= 2 * *row.score_error;

@@ -197,7 +197,11 @@ int run_synthetic(Arguments const& arguments) {
   std::string const file = arguments.text("--config");
   if (arguments.has("--config")) {
     auto const loaded = indexshare::io::read_config_file(file);
-    if (!loaded) return fail(loaded.error().message() + " (in " + file + ")");
+    if (!loaded) {
+      bool const names_file = loaded.error().path == file;
+      return fail("--config: " + loaded.error().message() +
+                  (names_file ? "" : " (in " + file + ")"));
+    }
     config = *loaded;
   }
   if (auto const status = can_run(config.model); !status.ok()) {

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -499,5 +500,26 @@ class Recording {
   std::vector<std::int32_t> rows_;
   std::set<std::int32_t> layers_;
 };
+
+/// A fingerprint (FNV-1a) of the selections of some layers: says whether a run attended over those
+/// of this file. @pre all of the layers have one
+template <class Layers>
+std::string selection_fingerprint(Recording const& recording, Layers const& layers) {
+  std::uint64_t hash = 14695981039346656037u;
+  auto const add = [&hash](std::int64_t number) {
+    for (int byte = 0; byte < 8; ++byte) {
+      hash = (hash ^ (static_cast<std::uint64_t>(number) >> (8 * byte) & 0xFF)) * 1099511628211u;
+    }
+  };
+  for (std::int32_t const layer : layers) {
+    for (std::size_t row = 0; row < recording.rows(); ++row) {
+      add(-1 - std::int64_t{layer});
+      for (std::int32_t const position : recording.selection(layer, row)) add(position);
+    }
+  }
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
 
 }  // namespace programs

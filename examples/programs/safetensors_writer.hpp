@@ -79,18 +79,26 @@ class SafetensorsWriter {
     return content;
   }
 
-  /// Writes the file, replacing one of that name. Errors: a wrong call before; a file that cannot
-  /// be written. What was written of it is removed.
+  /// Writes the file, replacing one of that name once all is written: what goes wrong leaves the
+  /// old one, and a link stays a link. Errors: a wrong call before; a file that cannot be written.
   [[nodiscard]] Expected<void> write(std::string const& path) const {
     if (error_) return refusal(path);
-    std::ofstream stream(path, std::ios::binary | std::ios::trunc);
+    std::error_code ignored;
+    std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
+    if (target.empty()) target = path;
+    bool const replaces = !std::filesystem::exists(target, ignored) ||
+                          std::filesystem::is_regular_file(target, ignored);
+    std::filesystem::path part = target;
+    if (replaces) part += ".part";
+    std::ofstream stream(part, std::ios::binary | std::ios::trunc);
     if (!stream) return cuda::std::unexpected<Error>(Error{path, "", "no writable file", "one"});
     stream << head();
     for (auto const& [order, tensor] : tensors_) stream << tensor.data;
     stream.close();
-    if (stream) return {};
-    std::error_code ignored;
-    if (std::filesystem::is_regular_file(path, ignored)) std::filesystem::remove(path, ignored);
+    std::error_code failed;
+    if (stream && replaces) std::filesystem::rename(part, target, failed);
+    if (stream && !failed) return {};
+    if (replaces) std::filesystem::remove(part, ignored);
     return cuda::std::unexpected<Error>(Error{path, "", "a write error", "room for the file"});
   }
 

@@ -42,10 +42,10 @@ inline std::optional<std::string> check_hidden(Recording const& input,
   std::vector<double> token(hidden.slice_size());
   for (std::size_t number = 0; number < hidden.slices(); ++number) {
     hidden.read_slice(number, token);
-    if (!std::all_of(token.begin(), token.end(), [](double x) { return std::isfinite(x); })) {
-      return wrong_input(input, layer, id,
-                         "a NaN or an infinity in token " + std::to_string(number),
-                         "numbers: nothing made of it could be compared");
+    auto const is_number = [](double x) { return std::isfinite(static_cast<float>(x)); };
+    if (!std::all_of(token.begin(), token.end(), is_number)) {
+      return wrong_input(input, layer, id, "no fp32 number in token " + std::to_string(number),
+                         "numbers: nothing made of NaN or infinity could be compared");
     }
   }
   return std::nullopt;
@@ -78,6 +78,10 @@ inline std::optional<std::string> check_input(Recording const& input,
                                               indexshare::ModelConfig const& model,
                                               std::vector<std::int32_t> const& layers,
                                               bool selections) {
+  if (selections && input.attends_recorded()) {
+    return input.name() + ": its attention is over the selections of another recording " +
+           "(attention_selection); attend over those of that one";
+  }
   for (std::int32_t const layer : layers) {
     auto wrong = weights_detail::check_hidden(input, model, layer);
     if (!wrong && selections) wrong = weights_detail::check_selections(input, model, layer);

@@ -38,9 +38,11 @@ inline Parsed<indexshare::FrontEnd<>> make_recipe(indexshare::ModelConfig const&
   auto const made = hadamard ? make_front_end(model, LaneBasis::hadamard) : natural;
   if (made) return *made;
   indexshare::Status const status = made.error();
-  return reject(natural ? "--hadamard" : "--weights", std::string(status.what) + ": expected " +
-                                                          std::to_string(status.expected) +
-                                                          ", got " + std::to_string(status.got));
+  bool const has_numbers = status.expected != 0 || status.got != 0;
+  return reject(natural ? "--hadamard" : "--weights",
+                status.what + (has_numbers ? ": expected " + std::to_string(status.expected) +
+                                                 ", got " + std::to_string(status.got)
+                                           : std::string()));
 }
 
 inline void print_head(WeightsSettings const& settings, indexshare::io::LoadedConfig const& config,

@@ -18,6 +18,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,9 @@
 /// from a recording or synthetic.
 
 namespace programs {
+
+/// What recordings of these runs state as their producer.
+inline constexpr std::string_view demo_producer = "indexshare-demo --weights";
 
 struct WeightsSettings {
   std::string directory;
@@ -129,8 +133,11 @@ class WeightsRun {
     WeightsResult result;
     result.unused_layers = unused_layers(checkpoint_, plan_);
     if (writer_ != nullptr) {
-      writer_->metadata("producer", "indexshare-demo --weights");
+      writer_->metadata("producer", std::string(demo_producer));
       writer_->metadata("attention_selection", settings_.attend_recorded ? "recorded" : "own");
+      if (settings_.attend_recorded) {
+        writer_->metadata("attended_selections", selection_fingerprint(*input_, settings_.layers));
+      }
       run_.describe(*writer_);
     }
     for (std::int32_t const layer : settings_.layers) {

@@ -100,6 +100,9 @@ inline Parsed<bool> check_sources(WantedLayers const& wanted, indexshare::ShareP
   return true;
 }
 
+/// Where twice index_topk would ask for more.
+inline constexpr std::int64_t largest_default_context = 32768;
+
 inline Parsed<bool> read_numbers(Arguments const& arguments, index_t top_k,
                                  WeightsSettings& settings) {
   struct Number {
@@ -109,7 +112,8 @@ inline Parsed<bool> read_numbers(Arguments const& arguments, index_t top_k,
   };
   std::int64_t const machine = std::max(1u, std::thread::hardware_concurrency());
   Number numbers[] = {
-      {"--context", std::max<std::int64_t>(2, 2 * top_k), 2, std::int64_t{1} << 24, 0},
+      {"--context", std::clamp<std::int64_t>(2 * top_k, 2, largest_default_context), 2,
+       std::int64_t{1} << 24, 0},
       {"--rows", 32, 1, 4096, 0},
       {"--threads", machine, 1, 1024, 0},
       {"--seed", 1, 0, std::numeric_limits<std::int64_t>::max(), 0},
@@ -134,25 +138,38 @@ inline Parsed<bool> read_epsilons(Arguments const& arguments, indexshare::NormEp
     if (!arguments.has(option)) continue;
     auto const number = parse_number(option, arguments.text(option), 0, 1);
     if (!number) return cuda::std::unexpected(number.error());
+    if (*number <= 0 || *number >= 1) {
+      return reject(option, "got " + programs::quoted(arguments.text(option)) +
+                                ", expected a number above 0 and below 1");
+    }
     *value = *number;
   }
   return true;
 }
 
-/// Whether an existing file may be overwritten: it is empty, or a recording.
-inline bool is_old_recording(std::string const& file) {
+/// Whether an existing file may be overwritten: it is empty, or an earlier recording of ours. One
+/// of an engine may have cost more.
+inline bool is_ours(std::string const& file) {
   std::error_code ignored;
   if (std::filesystem::file_size(file, ignored) == 0) return true;
   auto const old = indexshare::io::SafetensorsFile::open(file);
   if (!old) return false;
-  auto const format = old->metadata().find("format");
-  return format != old->metadata().end() && format->second == recording_format;
+  auto const has = [&old](char const* key, std::string_view value) {
+    auto const found = old->metadata().find(key);
+    return found != old->metadata().end() && found->second == value;
+  };
+  return has("format", recording_format) && has("producer", demo_producer);
 }
 
+/// How many tokens, rows and keys of the longest request a run brings.
+struct RunSize {
+  double tokens;
+  double rows;
+  double longest;
+};
+
 /// Refuses a run that this machine cannot hold: hidden states, caches, activations, selections.
-/// @param option  brought the tokens
-inline Parsed<bool> check_memory(TokenBatch const& batch, indexshare::ModelConfig const& model,
-                                 std::string_view option) {
+inline Parsed<bool> check_memory(RunSize const& size, indexshare::ModelConfig const& model) {
   double const per_token =
       4.0 * static_cast<double>(2 * model.hidden_size + 3 * model.kv_lora_rank +
                                 3 * model.qk_rope_head_dim + 4 * model.index_head_dim);
@@ -160,16 +177,17 @@ inline Parsed<bool> check_memory(TokenBatch const& batch, indexshare::ModelConfi
       4.0 * (static_cast<double>(model.num_attention_heads) *
                  static_cast<double>(2 * model.kv_lora_rank + 3 * model.v_head_dim +
                                      2 * qk_head_dim(model)) +
-             static_cast<double>(2 * model.index_n_heads * model.index_head_dim) +
-             static_cast<double>(batch.longest + 8 * model.index_topk));  // two selection states
-  double const need =
-      per_token * static_cast<double>(batch.tokens()) + per_row * static_cast<double>(batch.rows());
+             static_cast<double>(2 * model.index_n_heads * model.index_head_dim) + size.longest +
+             8 * static_cast<double>(model.index_topk));  // states and a list of selections
+  double const need = per_token * size.tokens + per_row * size.rows;
   double const have =
       static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  if (need <= 0.8 * have) return true;
-  return reject(option, "a layer would take " +
-                            std::to_string(static_cast<std::int64_t>(need / (1 << 30)) + 1) +
-                            " GiB beside its weights: fewer tokens or rows are needed");
+  if (need <= 0.5 * have) return true;
+  return reject("memory", "a layer would take " +
+                              std::to_string(static_cast<std::int64_t>(need / (1 << 30)) + 1) +
+                              " GiB beside its weights (index_topk " +
+                              std::to_string(model.index_topk) +
+                              "): fewer tokens or rows are needed (--context, --rows, --input)");
 }
 
 }  // namespace weights_detail
@@ -185,8 +203,13 @@ inline Parsed<bool> check_record(Arguments const& arguments) {
   }
   bool const is_new = std::filesystem::symlink_status(file, ignored).type() ==
                       std::filesystem::file_type::not_found;
-  if (std::filesystem::is_regular_file(file, ignored) && !weights_detail::is_old_recording(file)) {
-    return reject("--record", file + " exists and is no recording; it is not overwritten");
+  auto const status = std::filesystem::status(file, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    return reject("--record", file + " is no regular file");
+  }
+  if (std::filesystem::exists(status) && !weights_detail::is_ours(file)) {
+    return reject("--record",
+                  file + " exists and is no recording of this program; it is not overwritten");
   }
   bool const writable = std::ofstream(file, std::ios::binary | std::ios::app).good();
   if (writable && is_new) std::filesystem::remove(file, ignored);
@@ -222,10 +245,16 @@ inline Parsed<WeightsSettings> read_weights_settings(Arguments const& arguments,
   if (auto const read = read_numbers(arguments, config.model.index_topk, settings); !read) {
     return cuda::std::unexpected(read.error());
   }
-  auto const fits = input != nullptr
-                        ? check_memory(TokenBatch::of(*input), config.model, "--input")
-                        : check_memory(synthetic_tokens(settings.context, settings.rows),
-                                       config.model, "--context");
+  auto const size_of = [](index_t tokens, index_t rows, index_t longest) {
+    return RunSize{static_cast<double>(tokens), static_cast<double>(rows),
+                   static_cast<double>(longest)};
+  };
+  RunSize size = size_of(2 * settings.context, settings.rows, settings.context);
+  if (input != nullptr) {
+    TokenBatch const batch = TokenBatch::of(*input);
+    size = size_of(batch.tokens(), batch.rows(), batch.longest);
+  }
+  auto const fits = check_memory(size, config.model);
   if (!fits) return cuda::std::unexpected(fits.error());
   return settings;
 }

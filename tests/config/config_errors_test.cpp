@@ -146,7 +146,9 @@ TEST_CASE("CFG-OTHER: every required field is missed by name") {
     CAPTURE(field);
     Json config = small_hy_v4();
     config.erase(field);
-    CHECK(refused(config).path == std::string("$.") + field);
+    io::ConfigError const error = refused(config);
+    CHECK(error.path == std::string("$.") + field);
+    CHECK(error.expected.find("transformers") != std::string::npos);
   }
   for (char const* field :
        {"index_kpool", "index_kpool_compress", "index_kpool_always_select_tail"}) {

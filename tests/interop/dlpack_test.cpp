@@ -145,6 +145,17 @@ TEST_CASE("DLPack in: offsets and extents past all memory are refused") {
   REQUIRE(!huge);
   CHECK(huge.error().code == Errc::bad_shape);
   CHECK(huge.error().got == std::int64_t{1} << 62);
+
+  sample.shape[1] = 4;
+  sample.shape[2] = 1;
+  sample.shape[0] = std::int64_t{1} << 60;  // elements fit, bytes do not
+  CHECK(from_dlpack<Space::host, float, 3>(sample.tensor).error().code == Errc::bad_shape);
+  sample.shape[0] = 3;
+  sample.tensor.strides = sample.strides;
+  sample.strides[0] = std::int64_t{1} << 60;
+  CHECK(from_dlpack<Space::host, float, 3>(sample.tensor).error().code == Errc::bad_shape);
+  sample.strides[0] = 8;
+  CHECK(from_dlpack<Space::host, float, 3>(sample.tensor).has_value());
 }
 
 TEST_CASE("DLPack in: memory spaces") {

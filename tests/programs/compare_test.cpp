@@ -688,6 +688,22 @@ TEST_CASE("Compare: an exact tie is a near tie for scores that are bit for bit e
   CHECK(report_of(a, swapped_choice(0)).layers[0].selection->near_ties() == 1);
 }
 
+TEST_CASE("Compare: positions without a score are near nothing") {
+  float const not_a_number = std::numeric_limits<float>::quiet_NaN();
+  float const infinity = std::numeric_limits<float>::infinity();
+  for (float const score : {not_a_number, infinity, -infinity}) {
+    // the same in both files, at positions that changed places
+    Sample a = close_scores(0);
+    Sample b = swapped_choice(0);
+    for (Sample* const sample : {&a, &b}) {
+      for (float& value : sample->floats.at("layer3.scores").data) value = score;
+    }
+    auto const report = report_of(a, b);
+    CHECK(report.layers[0].selection->near_ties() == 0);
+    CHECK(report.first_difference() != nullptr);
+  }
+}
+
 TEST_CASE("Compare: without scores that agree no row is a near tie") {
   Sample a = close_scores(1e-5f);
   Sample b = swapped_choice(1e-5f);

@@ -258,6 +258,18 @@ TEST_CASE("Weights: an input that layers cannot be run on is refused by tensor")
     writer.add(0, Quantity::hidden, {8, 36}, hidden);
   };
   CHECK_THAT(refusal(unselected, {0}, true), ContainsSubstring("layer0.selection: got no such"));
+  auto const too_large = [](RecordingWriter& writer, std::vector<float>&) {
+    std::vector<double> doubles(8 * 36, 0.5);
+    doubles[2 * 36] = 1e39;  // a number in fp64, none in fp32
+    writer.add(0, Quantity::hidden, {8, 36}, doubles);
+  };
+  CHECK_THAT(refusal(too_large, {0}, false), ContainsSubstring("in token 2"));
+  auto const of_others = [&good](RecordingWriter& writer, std::vector<float>& hidden) {
+    good(writer, hidden);
+    writer.metadata("attention_selection", "recorded");
+  };
+  CHECK_THAT(refusal(of_others, {0}, true), ContainsSubstring("of another recording"));
+  CHECK(refusal(of_others, {0}, false).empty());
 }
 
 TEST_CASE("Weights: attention over recorded selections is that of whoever selected so") {
@@ -297,6 +309,13 @@ TEST_CASE("Weights: attention over recorded selections is that of whoever select
   CHECK(outcome.result.passed());
   Recording const over = parsed(outcome.recording);
   CHECK(over.metadata().at("attention_selection") == "recorded");
+  // it can be held against whoever has those selections, itself, and nobody else
+  CHECK(compare_recordings(over, other, {}).has_value());
+  CHECK(compare_recordings(over, over, {})->first_difference() == nullptr);
+  CHECK_THAT(compare_recordings(input, over, {}).error().message(),
+             ContainsSubstring("B attends over selections of a file that the other one is not"));
+  CHECK_THAT(compare_recordings(same, over, {}).error().message(),
+             ContainsSubstring("both files attend over selections of others"));
   for (std::int32_t const layer : {0, 1}) {
     CHECK(over.selection(layer, 8) == input.selection(layer, 8));  // its own, as before
     auto const lse = over.tensor(layer, Quantity::lse).values<double>();
@@ -315,6 +334,23 @@ TEST_CASE("Weights: fp8 with block scales is the checkpoint that it dequantises 
     dequantised.at(name) = {"F32", tensor.shape, test::bytes_of(tensor.values)};
   }
   CHECK(run(fp8).recording == run(dequantised).recording);
+}
+
+TEST_CASE("Weights: fp32 weights are not rounded") {
+  CheckpointFiles const exact = tiny("F32");
+  CheckpointFiles rounded = exact;
+  for (auto const& [name, tensor] : exact.tensors()) {
+    std::vector<float> values;
+    for (float const value : tensor.values) {
+      values.push_back(to_float(indexshare::from_float<indexshare::bf16>(value)));
+    }
+    rounded.at(name) = {"F32", tensor.shape, test::bytes_of(values)};
+  }
+  auto const report =
+      compare_recordings(parsed(run(exact).recording), parsed(run(rounded).recording), {});
+  REQUIRE(report);
+  REQUIRE(report->first_difference() != nullptr);
+  CHECK(report->first_difference()->first_difference()->id == Quantity::q_a);
 }
 
 TEST_CASE("Weights: synthetic tokens are two requests with rows up to their ends") {

@@ -58,6 +58,20 @@ constexpr bool dlpack_reaches(Space space, std::int64_t device) noexcept {
                               : device == dlpack_cuda;
 }
 
+/// Whether the last element's end is a number of bytes that an address can be off by.
+template <std::size_t N>
+constexpr bool dlpack_addressable(cuda::std::array<index_t, N> const& extents,
+                                  cuda::std::array<index_t, N> const& strides,
+                                  std::size_t element) noexcept {
+  index_t room = std::numeric_limits<index_t>::max() / static_cast<index_t>(element) - 1;
+  for (std::size_t i = 0; i < N; ++i) {
+    index_t const steps = extents[i] - 1;
+    if (steps > 0 && strides[i] > room / steps) return false;
+    room -= steps * strides[i];
+  }
+  return true;
+}
+
 template <class DLTensor>
 concept DlpackTensor = requires(DLTensor const& tensor) {
   tensor.data;
@@ -130,6 +144,10 @@ Result<Tensor<S, T, N>> from_dlpack(DLTensor const& tensor) noexcept {
     if (strides[i] < 0) {
       return refuse(failure(Errc::bad_stride, "stride of a DLPack tensor", 0, strides[i]));
     }
+  }
+  if (!dlpack_addressable(extents, strides, sizeof(T))) {
+    return refuse(
+        failure(Errc::bad_shape, "extents and strides of a DLPack tensor: past all memory"));
   }
   if (tensor.data == nullptr) {
     return refuse(failure(Errc::missing_input, "data of a DLPack tensor"));

@@ -61,8 +61,14 @@ inline void read_norm_eps(FieldReader const& fields, ModelConfig& model) {
 /// Fields that only one family has. Elsewhere refused_fields.hpp holds them to their neutral value.
 inline void read_hy_v4(FieldReader const& fields, ModelConfig& model) {
   if (model.family != ModelFamily::hy_v4) return;
-  model.learnable_sink = fields.flag("learnable_sink");
-  model.gated_output = fields.flag("gated_mla");
+  // transformers saves configs without them; its model has both
+  auto const stated = [&fields](FieldName name) {
+    if (!fields.has(name))
+      fields.refuse(name, "true or false (a config that transformers saved means true)");
+    return fields.flag(name);
+  };
+  model.learnable_sink = stated("learnable_sink");
+  model.gated_output = stated("gated_mla");
   std::optional<std::string> const gate = fields.optional_word("gating_type", "\"elementwise\"");
   if (gate && *gate != "elementwise") fields.refuse("gating_type", "\"elementwise\"");
 }
