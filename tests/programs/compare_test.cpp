@@ -689,8 +689,6 @@ TEST_CASE("Compare: an exact tie is a near tie for scores that are bit for bit e
 }
 
 TEST_CASE("Compare: positions without a score are near nothing") {
-  float const not_a_number = std::numeric_limits<float>::quiet_NaN();
-  float const infinity = std::numeric_limits<float>::infinity();
   for (float const score : {not_a_number, infinity, -infinity}) {
     // the same in both files, at positions that changed places
     Sample a = close_scores(0);
