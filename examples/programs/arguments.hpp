@@ -39,11 +39,16 @@ inline cuda::std::unexpected<ArgumentError> reject(std::string_view option, std:
       ArgumentError{std::string(option), std::move(problem)});
 }
 
+/// A text that may come from a file or a user, without control characters.
+inline std::string one_line(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return text;
+}
+
 /// `"text"` as the user typed it, on one line.
 inline std::string quoted(std::string_view text) {
-  std::string line = "\"";
-  for (char const c : text) line += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return line + "\"";
+  return "\"" + one_line(std::string(text)) + "\"";
 }
 
 /// An option that a program has.
@@ -166,6 +171,26 @@ class Arguments {
 
   std::map<std::string, std::string, std::less<>> values_;
 };
+
+/// An option with a whole number, what it is without one, and where the number goes.
+struct NumberOption {
+  std::string_view name;
+  std::int64_t otherwise;
+  std::int64_t low;
+  std::int64_t high;
+  std::int64_t* value;
+};
+
+/// Reads all of them; the first error counts.
+inline Parsed<bool> read_numbers(Arguments const& arguments,
+                                 std::span<NumberOption const> options) {
+  for (NumberOption const& option : options) {
+    auto const value = arguments.integer(option.name, option.otherwise, option.low, option.high);
+    if (!value) return cuda::std::unexpected(value.error());
+    *option.value = *value;
+  }
+  return true;
+}
 
 /// The text of `--help`: what the program does, then one line per option.
 inline std::string help_text(std::string_view program, std::string_view purpose,

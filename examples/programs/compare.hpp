@@ -81,13 +81,6 @@ inline Parsed<CompareSettings> read_compare_settings(Arguments const& arguments)
   return settings;
 }
 
-/// On one line: names of tensors and texts of metadata are a file's.
-inline std::string one_line(std::string text) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return text;
-}
-
 inline void write_head(std::ostream& out, char const* side, Recording const& recording) {
   auto const producer = recording.metadata().find("producer");
   out << side << " " << one_line(recording.name());

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arguments.hpp"
+#include "config_text.hpp"
 #include "demo_report.hpp"
 #include "glm52.hpp"
+#include "machine_memory.hpp"
 #include "weights_mode.hpp"
 
 #include <indexshare/io/config.hpp>
@@ -102,27 +104,19 @@ Parsed<DemoSettings> read_settings(Arguments const& arguments, indexshare::Share
                                   std::to_string(stage.error().layer) + ")");
   }
 
-  struct Number {
-    char const* option;
-    std::int64_t otherwise, low, high;
-    std::int64_t value;
-  };
-  std::int64_t const machine = std::max(1u, std::thread::hardware_concurrency());
-  Number numbers[] = {{"--context", 16384, 32, 1 << 24, 0},
-                      {"--decode", 4, 0, 4096, 0},
-                      {"--draft", 3, 0, 64, 0},
-                      {"--threads", machine, 1, 1024, 0},
-                      {"--seed", 1, 0, std::numeric_limits<std::int64_t>::max(), 0}};
-  for (Number& number : numbers) {
-    auto const value = arguments.integer(number.option, number.otherwise, number.low, number.high);
-    if (!value) return cuda::std::unexpected(value.error());
-    number.value = *value;
+  std::int64_t threads = 0;
+  std::int64_t seed = 0;
+  NumberOption const numbers[] = {
+      {"--context", 16384, 32, 1 << 24, &settings.context},
+      {"--decode", 4, 0, 4096, &settings.decode_steps},
+      {"--draft", 3, 0, 64, &settings.draft_steps},
+      {"--threads", std::max(1u, std::thread::hardware_concurrency()), 1, 1024, &threads},
+      {"--seed", 1, 0, std::numeric_limits<std::int64_t>::max(), &seed}};
+  if (auto const read = read_numbers(arguments, numbers); !read) {
+    return cuda::std::unexpected(read.error());
   }
-  settings.context = numbers[0].value;
-  settings.decode_steps = numbers[1].value;
-  settings.draft_steps = numbers[2].value;
-  settings.threads = static_cast<int>(numbers[3].value);
-  settings.seed = static_cast<std::uint64_t>(numbers[4].value);
+  settings.threads = static_cast<int>(threads);
+  settings.seed = static_cast<std::uint64_t>(seed);
 
   std::string const share = arguments.text("--share", "both");
   if (share != "on" && share != "off" && share != "both") {
@@ -139,14 +133,9 @@ Parsed<bool> check_memory(DemoSettings const& settings, indexshare::ModelConfig 
       2.0 * static_cast<double>(model.index_head_dim + model.kv_lora_rank + model.qk_rope_head_dim);
   double const layers = settings.last_layer - settings.first_layer + 1;
   double const need = 2 * static_cast<double>(settings.context) * per_token * layers * 1.1;
-  double const have =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  if (need <= have) return true;
-  auto const gib = [](double bytes) {
-    return std::to_string(static_cast<std::int64_t>(bytes / (1 << 30)) + 1) + " GiB";
-  };
-  return reject("--context", "the caches would take " + gib(need) + " and this machine has " +
-                                 gib(have) + "; lower it or take fewer --layers");
+  if (need <= machine_memory()) return true;
+  return reject("--context", "the caches would take " + gib_text(need) + " and this machine has " +
+                                 gib_text(machine_memory()) + "; lower it or take fewer --layers");
 }
 
 /// Progress on stderr: one changing line on a terminal, a line each elsewhere.
@@ -197,11 +186,7 @@ int run_synthetic(Arguments const& arguments) {
   std::string const file = arguments.text("--config");
   if (arguments.has("--config")) {
     auto const loaded = indexshare::io::read_config_file(file);
-    if (!loaded) {
-      bool const names_file = loaded.error().path == file;
-      return fail("--config: " + loaded.error().message() +
-                  (names_file ? "" : " (in " + file + ")"));
-    }
+    if (!loaded) return fail("--config: " + config_error_text(loaded.error(), file));
     config = *loaded;
   }
   if (auto const status = can_run(config.model); !status.ok()) {

@@ -36,7 +36,8 @@ class RandomStream {
     head_weight,
     query,
     sink,
-    pages
+    pages,
+    hidden
   };
 
   RandomStream(std::uint64_t seed, Use use, std::int32_t layer, Token token) : state_(seed) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "config_text.hpp"
 #include "inspect_json.hpp"
 #include "inspect_report.hpp"
 #include "inspect_stages.hpp"
@@ -35,11 +36,7 @@ inline constexpr char const* inspect_purpose =
 
 /// `error: PATH: ...`, and the file it was found in where PATH is a place inside one.
 inline std::string error_line(indexshare::io::ConfigError const& error, std::string const& file) {
-  std::string line = "error: " + error.message();
-  if (error.path.starts_with('$')) line += " (in " + file + ")";
-  for (char& c : line)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return line + "\n";
+  return one_line("error: " + config_error_text(error, file)) + "\n";
 }
 
 /// What the user asked about a config that was read.

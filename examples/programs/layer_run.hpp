@@ -144,17 +144,11 @@ class LayerRun {
     require(append_kv(exec_, keys_, positions(batch_.positions), positions(batch_.requests),
                       table(), cache(kv_, kv_lanes())));
     if (!full_) return;
-    auto index_keys = cache(index_keys_, config().index_head_dim);
-    index_keys.basis = front_end_.index_basis;
     require(append_index_keys(exec_, front_end_, keys_, positions(batch_.positions),
-                              positions(batch_.requests), table(), index_keys));
+                              positions(batch_.requests), table(), writable_index_keys()));
   }
 
-  indexshare::CacheView<host, Format> index_keys() {
-    auto view = cache(index_keys_, config().index_head_dim);
-    view.basis = front_end_.index_basis;
-    return view;
-  }
+  indexshare::CacheView<host, Format> index_keys() { return writable_index_keys(); }
   indexshare::CacheView<host, Format> kv() { return cache(kv_, kv_lanes()); }
 
   indexshare::RowBatch<host> rows() const {
@@ -365,6 +359,11 @@ class LayerRun {
     return indexshare::make_paged_cache<host>(storage.data(), indexshare::Pages{all_pages()},
                                               indexshare::PageSize{page_size},
                                               indexshare::HeadDim{lanes});
+  }
+  indexshare::MutableCacheView<host, Format> writable_index_keys() {
+    auto view = cache(index_keys_, config().index_head_dim);
+    view.basis = front_end_.index_basis;
+    return view;
   }
   static indexshare::PositionView<host> positions(std::vector<position_t> const& list) {
     return indexshare::make_lengths<host>(list.data(), Rows{static_cast<index_t>(list.size())});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arguments.hpp"
+#include "config_text.hpp"
 #include "weights_input.hpp"
 #include "weights_report.hpp"
 #include "weights_settings.hpp"
@@ -24,10 +25,7 @@ namespace weights_detail {
 inline Parsed<indexshare::io::LoadedConfig> read_config(std::string const& directory) {
   std::string const file = (std::filesystem::path(directory) / "config.json").string();
   auto config = indexshare::io::read_config_file(file);
-  if (!config) {
-    bool const names_file = config.error().path == file;
-    return reject("--weights", config.error().message() + (names_file ? "" : " (in " + file + ")"));
-  }
+  if (!config) return reject("--weights", config_error_text(config.error(), file));
   return *config;
 }
 

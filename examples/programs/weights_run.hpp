@@ -85,14 +85,12 @@ inline TokenBatch synthetic_tokens(index_t context, index_t rows) {
 inline std::vector<float> synthetic_hidden(std::uint64_t seed, std::int32_t layer, index_t tokens,
                                            index_t width) {
   std::vector<float> hidden(static_cast<std::size_t>(tokens * width));
-  std::uint64_t state = seed * 0x9E3779B97F4A7C15u + static_cast<std::uint64_t>(layer) + 1;
-  for (float& value : hidden) {
-    state += 0x9E3779B97F4A7C15u;  // splitmix64
-    std::uint64_t bits = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
-    bits ^= bits >> 31;
-    // uniform in [-sqrt 3, sqrt 3)
-    value = (static_cast<float>(bits >> 40) / 8388608.0f - 1.0f) * 1.7320508f;
+  for (index_t token = 0; token < tokens; ++token) {
+    RandomStream random(seed, RandomStream::Use::hidden, layer,
+                        {0, static_cast<position_t>(token)});
+    for (index_t i = 0; i < width; ++i) {
+      hidden[at(token * width + i)] = random.uniform() * 1.7320508f;  // the root of 3
+    }
   }
   return hidden;
 }

@@ -2,13 +2,12 @@
 #pragma once
 
 #include "arguments.hpp"
+#include "machine_memory.hpp"
 #include "recording.hpp"
 #include "weights_run.hpp"
 
 #include <indexshare/io/config.hpp>
 #include <indexshare/io/safetensors.hpp>
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -103,31 +102,20 @@ inline Parsed<bool> check_sources(WantedLayers const& wanted, indexshare::ShareP
 /// Where twice index_topk would ask for more.
 inline constexpr std::int64_t largest_default_context = 32768;
 
-inline Parsed<bool> read_numbers(Arguments const& arguments, index_t top_k,
-                                 WeightsSettings& settings) {
-  struct Number {
-    char const* option;
-    std::int64_t otherwise, low, high;
-    std::int64_t value;
-  };
-  std::int64_t const machine = std::max(1u, std::thread::hardware_concurrency());
-  Number numbers[] = {
+inline Parsed<bool> read_run_numbers(Arguments const& arguments, index_t top_k,
+                                     WeightsSettings& settings) {
+  std::int64_t threads = 0;
+  std::int64_t seed = 0;
+  NumberOption const numbers[] = {
       {"--context", std::clamp<std::int64_t>(2 * top_k, 2, largest_default_context), 2,
-       std::int64_t{1} << 24, 0},
-      {"--rows", 32, 1, 4096, 0},
-      {"--threads", machine, 1, 1024, 0},
-      {"--seed", 1, 0, std::numeric_limits<std::int64_t>::max(), 0},
-  };
-  for (Number& number : numbers) {
-    auto const value = arguments.integer(number.option, number.otherwise, number.low, number.high);
-    if (!value) return cuda::std::unexpected(value.error());
-    number.value = *value;
-  }
-  settings.context = numbers[0].value;
-  settings.rows = numbers[1].value;
-  settings.threads = static_cast<int>(numbers[2].value);
-  settings.seed = static_cast<std::uint64_t>(numbers[3].value);
-  return true;
+       std::int64_t{1} << 24, &settings.context},
+      {"--rows", 32, 1, 4096, &settings.rows},
+      {"--threads", std::max(1u, std::thread::hardware_concurrency()), 1, 1024, &threads},
+      {"--seed", 1, 0, std::numeric_limits<std::int64_t>::max(), &seed}};
+  auto const read = read_numbers(arguments, numbers);
+  settings.threads = static_cast<int>(threads);
+  settings.seed = static_cast<std::uint64_t>(seed);
+  return read;
 }
 
 /// Epsilons that other programs choose differently.
@@ -180,12 +168,9 @@ inline Parsed<bool> check_memory(RunSize const& size, indexshare::ModelConfig co
              static_cast<double>(2 * model.index_n_heads * model.index_head_dim) + size.longest +
              8 * static_cast<double>(model.index_topk));  // states and a list of selections
   double const need = per_token * size.tokens + per_row * size.rows;
-  double const have =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  if (need <= 0.5 * have) return true;
-  return reject("memory", "a layer would take " +
-                              std::to_string(static_cast<std::int64_t>(need / (1 << 30)) + 1) +
-                              " GiB beside its weights (index_topk " +
+  if (need <= 0.5 * machine_memory()) return true;
+  return reject("memory", "a layer would take " + gib_text(need) +
+                              " beside its weights (index_topk " +
                               std::to_string(model.index_topk) +
                               "): fewer tokens or rows are needed (--context, --rows, --input)");
 }
@@ -242,7 +227,7 @@ inline Parsed<WeightsSettings> read_weights_settings(Arguments const& arguments,
     if (!checked) return cuda::std::unexpected(checked.error());
   }
   settings.layers = std::move(wanted->layers);
-  if (auto const read = read_numbers(arguments, config.model.index_topk, settings); !read) {
+  if (auto const read = read_run_numbers(arguments, config.model.index_topk, settings); !read) {
     return cuda::std::unexpected(read.error());
   }
   auto const size_of = [](index_t tokens, index_t rows, index_t longest) {

@@ -14,7 +14,8 @@ inline namespace v0 {
 /// The key side of tokens:
 ///   kv_row  = rms_norm(latent lanes of kv_a_proj hidden) | rotate(its last lanes)
 ///   index_k = basis(rotate(layer_norm(wk hidden)))      with indexer weights only
-/// `append_keys` writes them to the caches. Parameters and errors as for `project_queries`.
+/// `append_kv` and `append_index_keys` write them to the caches. Parameters and errors as for
+/// `project_queries`.
 /// @source transformers GlmMoeDsaAttention and GlmMoeDsaIndexer, release 5.24.0
 template <class Product, Executor X, class T>
 Status project_keys(X const& x, FrontEnd<Product> const& front_end,
