@@ -21,7 +21,7 @@ using namespace indexshare;
 using test::AttentionCase;
 
 namespace {
-constexpr auto host = Space::host;
+using test::space;
 using Format = format::Plain<float>;
 }  // namespace
 
@@ -33,9 +33,9 @@ TEMPLATE_LIST_TEST_CASE("attention: bad inputs are refused by name, outputs unto
   for (std::uint64_t row = 0; row < 2; ++row) c.add_positions(row, 0, 12, {0, 4, 9});
   test::AttentionMemory<float, Format, float> memory(c);
   struct Call {
-    MlaInputs<float, Format, host> in;
-    MlaOutputs<float, host> out;
-    RowBatch<host> batch;
+    MlaInputs<float, Format, space> in;
+    MlaOutputs<float, space> out;
+    RowBatch<space> batch;
     Shape shape;
   };
   Call const good{memory.inputs(), memory.outputs(), memory.batch(), c.shape()};
@@ -64,7 +64,7 @@ TEMPLATE_LIST_TEST_CASE("attention: bad inputs are refused by name, outputs unto
   float* const out = good.out.out.data_handle();
   float* const lse = good.out.lse.data_handle();
   auto const dense3 = [](auto* p, index_t a, index_t b, index_t d) {
-    return make_dense<host, std::remove_pointer_t<decltype(p)>, 3>(p, {a, b, d});
+    return make_dense<space, std::remove_pointer_t<decltype(p)>, 3>(p, {a, b, d});
   };
   refuses([&](Call& x) { x.in.q = dense3(q, 1, 3, 10); }, Errc::bad_shape,
           "rows of the attention queries", 2, 1);
@@ -76,7 +76,7 @@ TEMPLATE_LIST_TEST_CASE("attention: bad inputs are refused by name, outputs unto
           Errc::missing_input, "attention queries", 0, 0);
   refuses(
       [&](Call& x) {
-        x.in.q = make_strided<host, float const, 3>(q, {2, 3, 10}, {60, 20, 2});
+        x.in.q = make_strided<space, float const, 3>(q, {2, 3, 10}, {60, 20, 2});
       },
       Errc::bad_stride, "attention queries", 1, 2);
   refuses([&](Call& x) { x.out.out = dense3(out, 3, 3, 8); }, Errc::bad_shape,
@@ -89,14 +89,14 @@ TEMPLATE_LIST_TEST_CASE("attention: bad inputs are refused by name, outputs unto
           Errc::missing_input, "attention output", 0, 0);
   refuses(
       [&](Call& x) {
-        x.out.out = make_strided<host, float, 3>(out, {2, 3, 8}, {48, 16, 2});
+        x.out.out = make_strided<space, float, 3>(out, {2, 3, 8}, {48, 16, 2});
       },
       Errc::bad_stride, "attention output", 1, 2);
-  refuses([&](Call& x) { x.out.lse = make_lse<host>(lse, Rows{1}, Heads{3}); }, Errc::bad_shape,
+  refuses([&](Call& x) { x.out.lse = make_lse<space>(lse, Rows{1}, Heads{3}); }, Errc::bad_shape,
           "rows of lse", 2, 1);
-  refuses([&](Call& x) { x.out.lse = make_lse<host>(lse, Rows{2}, Heads{2}); }, Errc::bad_shape,
+  refuses([&](Call& x) { x.out.lse = make_lse<space>(lse, Rows{2}, Heads{2}); }, Errc::bad_shape,
           "heads of lse", 3, 2);
-  refuses([&](Call& x) { x.in.sink = make_sink<host>(q, Heads{4}); }, Errc::bad_shape,
+  refuses([&](Call& x) { x.in.sink = make_sink<space>(q, Heads{4}); }, Errc::bad_shape,
           "heads of the sink", 3, 4);
   refuses([&](Call& x) { x.in.kv.lanes = 9; }, Errc::bad_shape, "lanes of the KV cache", 10, 9);
   refuses([&](Call& x) { x.in.kv.block_size = 8; }, Errc::bad_shape, "block size of the KV cache",
@@ -112,7 +112,7 @@ TEMPLATE_LIST_TEST_CASE("attention: bad inputs are refused by name, outputs unto
                             -std::numeric_limits<float>::infinity()}) {
     refuses([&](Call& x) { x.in.scale = scale; }, Errc::bad_value, "scale", 0, 0);
   }
-  MlaInputs<float, Format, host> const fresh{good.in.q, good.in.kv};
+  MlaInputs<float, Format, space> const fresh{good.in.q, good.in.kv};
   CHECK_FALSE(fresh.scale > 0);  // there is no default
   CHECK(memory.untouched());
 
@@ -122,14 +122,15 @@ TEMPLATE_LIST_TEST_CASE("attention: bad inputs are refused by name, outputs unto
   CHECK(check(without).ok());
 }
 
-TEST_CASE("attention: an fp8 latent that does not fit the lanes is refused", "[attention]") {
+TEMPLATE_LIST_TEST_CASE("attention: an fp8 latent that does not fit the lanes is refused",
+                        "[attention]", test::Executors) {
   using Latent = format::LatentE4m3;
   AttentionCase<bf16, Latent> c(1, 16, 2, {.requests = 1, .keys = 4, .lanes = 24}, {16, 8});
   c.add_row(std::vector<float>(24, 0.0f), {0}, 1);
   test::AttentionMemory<bf16, Latent, float> memory(c);
   auto in = memory.inputs();
   auto const check = [&] {
-    return attention_check(test::Serial{}, SparseMla<bf16, Latent>{}, in, memory.outputs(),
+    return attention_check(TestType{}, SparseMla<bf16, Latent>{}, in, memory.outputs(),
                            memory.batch(), c.shape());
   };
   CHECK(check().ok());
@@ -151,10 +152,13 @@ TEMPLATE_LIST_TEST_CASE("validate: reports every kind of what the kernels tolera
     auto const rows = static_cast<index_t>(p.counts.size());
     Shape shape;
     shape.keys = 20;
-    return validate(TestType{},
-                    {make_dense<host, position_t const, 2>(p.slots.data(), {rows, 4}),
-                     make_lengths<host>(p.counts.data(), Rows{rows})},
-                    10, make_lengths<host>(p.lengths.data(), Rows{rows}), shape);
+    auto const slots = test::guarded(p.slots);
+    auto const counts = test::guarded(p.counts);
+    auto const lengths = test::guarded(p.lengths);
+    return test::validate_now(TestType{},
+                              {make_dense<space, position_t const, 2>(slots.data(), {rows, 4}),
+                               make_lengths<space>(counts.data(), Rows{rows})},
+                              10, make_lengths<space>(lengths.data(), Rows{rows}), shape);
   };
   CHECK(report({{0, 3, 9, 5, 2, -1, -1, -1}, {4, 1}, {20, 0}}) == SelectionReport{});
   CHECK(report({{0, 0, -1, -1, 1, 99, 99, 1}, {1, 1}, {1, 1}}) ==

@@ -118,13 +118,16 @@ TEMPLATE_LIST_TEST_CASE("indexer: a row's bits do not depend on the pages", "[in
   }
 }
 
+#if !defined(INDEXSHARE_TEST_CUDA)
 TEST_CASE("indexer: host bits do not depend on threads or their order", "[indexer]") {
   auto const c = mixed_case(4);
   auto const want = run_scores(test::Serial{}, c);
   CHECK(run_scores(test::Threads{}, c) == want);
   CHECK(run_scores(test::Backward{}, c) == want);
 }
+#endif
 
+#if !defined(INDEXSHARE_TEST_CUDA)
 TEST_CASE("indexer: two calls in flight with two workspaces", "[indexer]") {
   auto const c = mixed_case(16);
   auto const want = run_select(test::Serial{}, c, 40);
@@ -148,7 +151,7 @@ TEST_CASE("indexer: two calls in flight with two workspaces", "[indexer]") {
   for (Call& call : calls) {
     threads.emplace_back([&] {  // no Catch2 assertions in here
       for (int repeat = 0; repeat < 5; ++repeat) {
-        auto const out = make_selection<Space::host>(call.indices.data(), call.counts.data(),
+        auto const out = make_selection<test::space>(call.indices.data(), call.counts.data(),
                                                      Rows{c.rows()}, TopK{40});
         call.ok = select(test::Threads{}, Bf16::Policy{}, RadixTopK{}, memory.inputs(),
                          memory.batch(), shape, out, call.workspace.get())
@@ -167,6 +170,7 @@ TEST_CASE("indexer: two calls in flight with two workspaces", "[indexer]") {
     }
   }
 }
+#endif
 
 TEMPLATE_LIST_TEST_CASE("MEM R138: the selection does not depend on the budget", "[indexer][fault]",
                         test::Executors) {
@@ -408,9 +412,10 @@ TEMPLATE_LIST_TEST_CASE("ADDR R071: a score matrix wider than the page table rea
   TestType const x{};
   test::Scratch workspace(*indexer_workspace(x, Fp32::Policy{}, shape));
   REQUIRE(indexer_score(x, Fp32::Policy{}, memory.inputs(), memory.batch(), {{0, 4}, 1},
-                        make_scores<Space::host>(scores.data(), Rows{4}, Keys{128}),
+                        make_scores<test::space>(scores.data(), Rows{4}, Keys{128}),
                         workspace.get())
               .ok());
+  test::finish(x);
   index_t wrong = 0;
   for (index_t r = 0; r < 4; ++r) {
     for (index_t s = 0; s < c.lengths[static_cast<std::size_t>(r)]; ++s) {
@@ -495,8 +500,9 @@ TEMPLATE_LIST_TEST_CASE("INT32 R142: blocks of keys more than 2^31 elements apar
   test::Scratch workspace(*indexer_workspace(x, Bf16::Policy{}, c.shape(1)));
   test::Guarded<float> scores(12, test::unwritten);
   REQUIRE(indexer_score(x, Bf16::Policy{}, in, inputs.batch(), {{0, 1}, 1},
-                        make_scores<Space::host>(scores.data(), Rows{1}, Keys{12}), workspace.get())
+                        make_scores<test::space>(scores.data(), Rows{1}, Keys{12}), workspace.get())
               .ok());
+  test::finish(x);
   check_scores(c, {std::vector<float>(scores.data(), scores.data() + 12)});
 }
 
@@ -510,7 +516,7 @@ TEMPLATE_LIST_TEST_CASE("indexer: bad inputs are refused by name", "[indexer]", 
   auto const refuses = [&](auto change, Errc code, std::string_view part, std::int64_t expected,
                            std::int64_t got) {
     Inputs in = memory.inputs();
-    RowBatch<Space::host> batch = memory.batch();
+    RowBatch<test::space> batch = memory.batch();
     Shape shape = c.shape(2);
     change(in, batch, shape);
     Status const status = indexer_check(TestType{}, Fp32::Policy{}, in, batch, shape);
@@ -522,7 +528,7 @@ TEMPLATE_LIST_TEST_CASE("indexer: bad inputs are refused by name", "[indexer]", 
   using test::Guarded;
   float const* const data = memory.inputs().q.data_handle();
   auto const q = [&](float const* p, index_t rows, index_t heads, index_t lanes, index_t step = 1) {
-    return make_strided<Space::host, float const, 3>(p, {rows, heads, lanes},
+    return make_strided<test::space, float const, 3>(p, {rows, heads, lanes},
                                                      {heads * lanes * step, lanes * step, step});
   };
   REQUIRE(
@@ -538,13 +544,13 @@ TEMPLATE_LIST_TEST_CASE("indexer: bad inputs are refused by name", "[indexer]", 
   refuses([&](auto& in, auto&, auto&) { in.q = q(data, 4, 3, 16, 2); }, Errc::bad_stride,
           "index queries", 1, 2);
   refuses([&](auto& in, auto&,
-              auto&) { in.weights = make_head_weights<Space::host>(data, Rows{5}, Heads{3}); },
+              auto&) { in.weights = make_head_weights<test::space>(data, Rows{5}, Heads{3}); },
           Errc::bad_shape, "rows of the head weights", 4, 5);
   refuses([&](auto& in, auto&,
-              auto&) { in.weights = make_head_weights<Space::host>(data, Rows{4}, Heads{4}); },
+              auto&) { in.weights = make_head_weights<test::space>(data, Rows{4}, Heads{4}); },
           Errc::bad_shape, "heads of the head weights", 3, 4);
   refuses([&](auto& in, auto&,
-              auto&) { in.weights = make_head_weights<Space::host>(nullptr, Rows{4}, Heads{3}); },
+              auto&) { in.weights = make_head_weights<test::space>(nullptr, Rows{4}, Heads{3}); },
           Errc::missing_input, "head weights", 0, 0);
   refuses([&](auto& in, auto&, auto&) { in.keys.lanes = 8; }, Errc::bad_shape,
           "lanes of the index-key cache", 16, 8);
@@ -569,7 +575,7 @@ TEMPLATE_LIST_TEST_CASE("indexer: too small a workspace is refused before any wo
   Shape const shape = c.shape(4);
   test::Guarded<position_t> indices(4, test::unwritten);
   test::Guarded<position_t> counts(1, test::unwritten);
-  auto const out = make_selection<Space::host>(indices.data(), counts.data(), Rows{1}, TopK{4});
+  auto const out = make_selection<test::space>(indices.data(), counts.data(), Rows{1}, TopK{4});
   auto const minimum = select_workspace(TestType{}, Fp32::Policy{}, RadixTopK{}, shape, 0);
   REQUIRE_FALSE(minimum.has_value());
   auto const bytes = static_cast<std::size_t>(minimum.error().expected);

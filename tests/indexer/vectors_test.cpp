@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "executors.hpp"
+#include "indexer_run.hpp"
 #include "vectors.hpp"
 
 using namespace indexshare;
@@ -21,7 +21,7 @@ using namespace indexshare;
 
 namespace {
 
-constexpr Space host = Space::host;
+using test::space;
 using Indexer = ReluDotIndexer<float, format::Plain<float>>;
 using Values = std::vector<float>;
 
@@ -37,25 +37,31 @@ Scored score(X const& x, Values const& q, Values const& weights, Values const& k
   index_t const lanes = static_cast<index_t>(q.size()) / heads;
   index_t const count = static_cast<index_t>(keys.size()) / lanes;
   position_t const length = static_cast<position_t>(count), request = 0;
-  auto const table = make_contiguous_table<host>(Keys{count});
-  RowBatch<host> const batch{make_lengths<host>(&length, Rows{1}),
-                             make_lengths<host>(&request, Rows{1}), table, table};
-  Indexer::inputs<host> const in{
-      make_query<host>(q.data(), Rows{1}, Heads{heads}, HeadDim{lanes}),
-      make_head_weights<host>(weights.data(), Rows{1}, Heads{heads}),
-      make_contiguous_cache<host>(keys.data(), Requests{1}, Keys{count}, HeadDim{lanes})};
+  auto const lengths = test::guarded({length});
+  auto const requests = test::guarded({request});
+  auto const query = test::guarded(q);
+  auto const head_weights = test::guarded(weights);
+  auto const cache = test::guarded(keys);
+  auto const table = make_contiguous_table<space>(Keys{count});
+  RowBatch<space> const batch{make_lengths<space>(lengths.data(), Rows{1}),
+                              make_lengths<space>(requests.data(), Rows{1}), table, table};
+  Indexer::inputs<space> const in{
+      make_query<space>(query.data(), Rows{1}, Heads{heads}, HeadDim{lanes}),
+      make_head_weights<space>(head_weights.data(), Rows{1}, Heads{heads}),
+      make_contiguous_cache<space>(cache.data(), Requests{1}, Keys{count}, HeadDim{lanes})};
   Shape const shape{1, count, 1, heads, lanes, 1, 1, 1};
-  Scored result{Values(keys.size() / q.size() * weights.size()), -1};
-  position_t chosen = 0;
-  HostMemory const memory(select_workspace(x, Indexer{}, RadixTopK{}, shape, 1 << 20).value());
+  test::Guarded<float> scores(keys.size() / q.size() * weights.size());
+  test::Guarded<position_t> best(1);
+  test::Guarded<position_t> chosen(1);
+  test::Scratch memory(select_workspace(x, Indexer{}, RadixTopK{}, shape, 1 << 20).value());
   REQUIRE(indexer_score(x, Indexer{}, in, batch, ScoreRequest{{0, 1}, 0},
-                        make_scores<host>(result.scores.data(), Rows{1}, Keys{count}),
-                        memory.view())
+                        make_scores<space>(scores.data(), Rows{1}, Keys{count}), memory.get())
               .ok());
   REQUIRE(select(x, Indexer{}, RadixTopK{}, in, batch, shape,
-                 make_selection<host>(&result.best, &chosen, Rows{1}, TopK{1}), memory.view())
+                 make_selection<space>(best.data(), chosen.data(), Rows{1}, TopK{1}), memory.get())
               .ok());
-  return result;
+  test::finish(x);
+  return {Values(scores.span().begin(), scores.span().end()), best[0]};
 }
 
 /// Rotates a row in place for `position`, pairing lanes by `layout`.
@@ -122,18 +128,22 @@ TEMPLATE_LIST_TEST_CASE("KSHAPE R118: vector V17, draft rows select among what e
                         "", test::Executors) {
   auto const v = test::fault_vector("V17_next_n");
   int const context = v.at("context_len_incl_drafts"), next_n = v.at("next_n");
-  std::vector<position_t> lengths;  // draft rows are rows of a batch with a length of their own
-  for (int row = 0; row < next_n; ++row) lengths.push_back(context - next_n + 1 + row);
+  std::vector<position_t>
+      visible_keys;  // draft rows are rows of a batch with a length of their own
+  for (int row = 0; row < next_n; ++row) visible_keys.push_back(context - next_n + 1 + row);
   Rows const rows{next_n};
-  Values const scores(static_cast<std::size_t>(next_n) * 16, 1.0f);
-  std::vector<position_t> indices(scores.size(), -7), counts(lengths.size(), -7);
-  HostMemory const memory(
+  auto const lengths = test::guarded(visible_keys);
+  auto const scores = test::guarded(Values(static_cast<std::size_t>(next_n) * 16, 1.0f));
+  test::Guarded<position_t> indices(scores.size(), test::unwritten);
+  test::Guarded<position_t> counts(lengths.size(), test::unwritten);
+  test::Scratch memory(
       topk_workspace(TestType{}, RadixTopK{}, Shape{next_n, 16, 16, 1, 1, 1, 1, 1}).value());
-  REQUIRE(topk_select(TestType{}, RadixTopK{}, make_scores<host>(scores.data(), rows, Keys{16}),
-                      make_lengths<host>(lengths.data(), rows),
-                      make_selection<host>(indices.data(), counts.data(), rows, TopK{16}),
-                      memory.view())
+  REQUIRE(topk_select(TestType{}, RadixTopK{}, make_scores<space>(scores.data(), rows, Keys{16}),
+                      make_lengths<space>(lengths.data(), rows),
+                      make_selection<space>(indices.data(), counts.data(), rows, TopK{16}),
+                      memory.get())
               .ok());
+  test::finish(TestType{});
   for (std::size_t row = 0; row < lengths.size(); ++row) {
     auto const visible = v.at("visible").at(row).template get<position_t>();
     CHECK(counts[row] == visible);
@@ -142,20 +152,22 @@ TEMPLATE_LIST_TEST_CASE("KSHAPE R118: vector V17, draft rows select among what e
   }
 }
 
+#if !defined(INDEXSHARE_TEST_CUDA)
 TEST_CASE("INT32 R142: vector V19, offsets past 2^31 stay positive") {
   auto const v = test::fault_vector("V19_offsets");
   auto const offset = [](index_t block_stride, index_t slot) {
-    CacheView<host, format::LatentE4m3> cache{};
+    CacheView<space, format::LatentE4m3> cache{};
     cache.blocks = slot + 1;
     cache.block_stride = block_stride;
     return cache.block_of(slot) - cache.data;
   };
   CHECK(offset(41984, 51151) == v.at("51151*41984").get<std::int64_t>());
   CHECK(offset(8448, 254201) == v.at("254201*8448").get<std::int64_t>());
-  auto const scores = make_scores<host>(static_cast<float*>(nullptr), Rows{2049}, Keys{1048576});
+  auto const scores = make_scores<space>(static_cast<float*>(nullptr), Rows{2049}, Keys{1048576});
   CHECK(static_cast<std::int64_t>(scores.mapping()(2048, 0)) ==
         v.at("2048*1048576").get<std::int64_t>());
-  auto const square = make_scores<host>(static_cast<float*>(nullptr), Rows{46342}, Keys{46341});
+  auto const square = make_scores<space>(static_cast<float*>(nullptr), Rows{46342}, Keys{46341});
   CHECK(static_cast<std::int64_t>(square.mapping()(46341, 0)) ==
         v.at("46341*46341").get<std::int64_t>());
 }
+#endif

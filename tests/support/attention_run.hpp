@@ -2,6 +2,10 @@
 #pragma once
 
 #include <indexshare/attention/mla.hpp>
+#if defined(INDEXSHARE_TEST_CUDA)
+#include <indexshare/cuda/attention.cuh>
+#include <indexshare/cuda/selection.cuh>
+#endif
 #include <indexshare/host/attention.hpp>
 #include <indexshare/reference.hpp>
 
@@ -22,7 +26,7 @@
 #include <type_traits>
 #include <vector>
 
-/// @file Attention cases that run on any executor of host memory.
+/// @file Attention cases that run on any executor.
 
 namespace test {
 
@@ -156,7 +160,6 @@ template <class Query, class Format, class Out>
 class AttentionMemory {
  public:
   using Case = AttentionCase<Query, Format>;
-  static constexpr auto host = indexshare::Space::host;
 
   explicit AttentionMemory(Case const& c, AttentionLayout layout = {})
       : case_(c),
@@ -187,37 +190,41 @@ class AttentionMemory {
     }
   }
 
+  template <indexshare::Space S = space>
   auto inputs() const {
-    return indexshare::MlaInputs<Query, Format, host>{
-        indexshare::make_strided<host, Query const, 3>(
+    return indexshare::MlaInputs<Query, Format, S>{
+        indexshare::make_strided<S, Query const, 3>(
             q_.data(), {case_.rows(), case_.heads, case_.key_dim()}, query_strides()),
-        case_.kv.view(), case_.scale,
+        case_.kv.template view<S>(), case_.scale,
         case_.sink.empty()
-            ? indexshare::SinkView<host>{}
-            : indexshare::make_sink<host>(sink_.data(), indexshare::Heads{case_.heads})};
+            ? indexshare::SinkView<S>{}
+            : indexshare::make_sink<S>(sink_.data(), indexshare::Heads{case_.heads})};
   }
+  template <indexshare::Space S = space>
   auto outputs() {
     index_t const step = case_.value_dim + layout_.out_pad;
-    return indexshare::MlaOutputs<Out, host>{
-        indexshare::make_strided<host, Out, 3>(out_.data(),
-                                               {case_.rows(), case_.heads, case_.value_dim},
-                                               {case_.heads * step, step, 1}),
+    return indexshare::MlaOutputs<Out, S>{
+        indexshare::make_strided<S, Out, 3>(out_.data(),
+                                            {case_.rows(), case_.heads, case_.value_dim},
+                                            {case_.heads * step, step, 1}),
         layout_.lse
-            ? indexshare::make_strided<host, float, 2>(lse_.data(), {case_.rows(), case_.heads},
-                                                       {case_.heads + layout_.lse_pad, 1})
-            : indexshare::LseView<host>{}};
+            ? indexshare::make_strided<S, float, 2>(lse_.data(), {case_.rows(), case_.heads},
+                                                    {case_.heads + layout_.lse_pad, 1})
+            : indexshare::LseView<S>{}};
   }
-  indexshare::GroupPlan<host> plan() const {
-    return {indexshare::make_strided<host, position_t const, 2>(
+  template <indexshare::Space S = space>
+  indexshare::GroupPlan<S> plan() const {
+    return {indexshare::make_strided<S, position_t const, 2>(
                 slots_.data(), {case_.rows(), case_.width}, {case_.width + layout_.slot_pad, 1}),
-            indexshare::make_lengths<host>(counts_.data(), indexshare::Rows{case_.rows()})};
+            indexshare::make_lengths<S>(counts_.data(), indexshare::Rows{case_.rows()})};
   }
-  indexshare::RowBatch<host> batch() const {
+  template <indexshare::Space S = space>
+  indexshare::RowBatch<S> batch() const {
     indexshare::Rows const rows{case_.rows()};
-    return {indexshare::make_lengths<host>(lengths_.data(), rows),
-            indexshare::make_lengths<host>(requests_.data(), rows),
+    return {indexshare::make_lengths<S>(lengths_.data(), rows),
+            indexshare::make_lengths<S>(requests_.data(), rows),
             {},
-            case_.kv.pages()};
+            case_.kv.template pages<S>()};
   }
 
   bool untouched() const {
@@ -233,14 +240,15 @@ class AttentionMemory {
     CHECK((out_.intact() && lse_.intact()));
     AttentionResult<Out> result;
     index_t stray = 0;
-    Guarded<Out> const blank(1, unwritten);
+    auto const blank = unwritten_value<Out>();
+    auto const blank_lse = unwritten_value<float>();
     index_t const step = case_.value_dim + layout_.out_pad;
     for (index_t i = 0; i < case_.rows() * case_.heads * step; ++i) {
       Out const& value = out_[elements(i)];
       if (i % step < case_.value_dim) {
         result.out.push_back(value);
       } else {
-        stray += std::memcmp(&value, blank.data(), sizeof(Out)) != 0 ? 1 : 0;
+        stray += std::memcmp(&value, &blank, sizeof(Out)) != 0 ? 1 : 0;
       }
     }
     index_t const lse_step = case_.heads + layout_.lse_pad;
@@ -249,7 +257,7 @@ class AttentionMemory {
       if (i % lse_step < case_.heads) {
         result.lse.push_back(value);
       } else {
-        stray += std::memcmp(&value, &unwritten_float()[0], sizeof(float)) != 0 ? 1 : 0;
+        stray += std::memcmp(&value, &blank_lse, sizeof(float)) != 0 ? 1 : 0;
       }
     }
     CHECK(stray == 0);
@@ -258,10 +266,6 @@ class AttentionMemory {
 
  private:
   static std::size_t elements(index_t n) { return static_cast<std::size_t>(n); }
-  static Guarded<float> const& unwritten_float() {
-    static Guarded<float> const blank(1, unwritten);
-    return blank;
-  }
   cuda::std::array<index_t, 3> query_strides() const {
     index_t const step = case_.key_dim() + layout_.query_pad;
     if (layout_.head_major) return {step, std::max<index_t>(case_.rows(), 1) * step, 1};
@@ -281,26 +285,48 @@ class AttentionMemory {
   Guarded<float> lse_;
 };
 
+/// The report of `validate`, on the host.
+template <indexshare::HostSpaceExecutor X>
+indexshare::SelectionReport validate_now(X const& x, indexshare::GroupPlan<X::space> const& plan,
+                                         index_t cache_slots,
+                                         indexshare::LengthView<X::space> const& lengths,
+                                         indexshare::Shape const& shape) {
+  return validate(x, plan, cache_slots, lengths, shape);
+}
+#if defined(INDEXSHARE_TEST_CUDA)
+inline indexshare::SelectionReport validate_now(
+    indexshare::CudaExec const& x, indexshare::GroupPlan<indexshare::Space::device> const& plan,
+    index_t cache_slots, indexshare::LengthView<indexshare::Space::device> const& lengths,
+    indexshare::Shape const& shape) {
+  Guarded<indexshare::SelectionReport> report(1);
+  REQUIRE(validate(x, plan, cache_slots, lengths, shape, report.data()).ok());
+  finish(x);
+  return report[0];
+}
+#endif
+
 /// Runs sparse (or dense) attention with exactly the workspace that the size query names.
 template <class Out = float, bool Dense = false, class X, class Query, class Format>
 AttentionResult<Out> run_attention(X const& x, AttentionCase<Query, Format> const& c,
                                    AttentionLayout layout = {}) {
   using Policy = std::conditional_t<Dense, indexshare::DenseMla<Query, Format, Out>,
                                     indexshare::SparseMla<Query, Format, Out>>;
-  constexpr auto host = indexshare::Space::host;
+  constexpr auto on = X::space;
   AttentionMemory<Query, Format, Out> memory(c, layout);
   auto const shape = c.shape();
   auto const checked =
-      attention_check(x, Policy{}, memory.inputs(), memory.outputs(), memory.batch(), shape);
+      attention_check(x, Policy{}, memory.template inputs<on>(), memory.template outputs<on>(),
+                      memory.template batch<on>(), shape);
   INFO(checked.what << ", expected " << checked.expected << ", got " << checked.got);
   REQUIRE(checked.ok());
   auto const need = attention_workspace(x, Policy{}, shape);
   REQUIRE(need.has_value());
   Scratch workspace(*need, layout.workspace_fill);
-  auto const plan = Dense ? indexshare::GroupPlan<host>{} : memory.plan();
-  REQUIRE(attention_run(x, Policy{}, memory.inputs(), memory.batch(), {0, c.rows()}, plan,
-                        memory.outputs(), shape, workspace.get())
+  auto const plan = Dense ? indexshare::GroupPlan<on>{} : memory.template plan<on>();
+  REQUIRE(attention_run(x, Policy{}, memory.template inputs<on>(), memory.template batch<on>(),
+                        {0, c.rows()}, plan, memory.template outputs<on>(), shape, workspace.get())
               .ok());
+  finish(x);
   CHECK(workspace.intact());
   return memory.take();
 }

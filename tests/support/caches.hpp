@@ -3,6 +3,7 @@
 
 #include <indexshare/cache.hpp>
 
+#include "executors.hpp"
 #include "memory.hpp"
 #include "random.hpp"
 
@@ -190,32 +191,32 @@ class PagedCache {
   }
   index_t slots() const { return blocks_ * page_size_; }
 
+  template <indexshare::Space S = space>
   auto view() const {
     if constexpr (std::is_same_v<Format, indexshare::format::IndexKeyE4m3>) {
-      return indexshare::make_index_key_e4m3_cache<host>(memory_.data(), indexshare::Pages{blocks_},
-                                                         indexshare::PageSize{page_size_},
-                                                         indexshare::HeadDim{lanes()});
+      return indexshare::make_index_key_e4m3_cache<S>(memory_.data(), indexshare::Pages{blocks_},
+                                                      indexshare::PageSize{page_size_},
+                                                      indexshare::HeadDim{lanes()});
     } else if constexpr (std::is_same_v<Format, indexshare::format::LatentE4m3>) {
-      return indexshare::make_latent_e4m3_cache<host>(
-          memory_.data(), indexshare::Pages{blocks_}, indexshare::PageSize{page_size_},
-          format_.latent, lanes() - format_.latent, format_.tile);
+      return indexshare::make_latent_e4m3_cache<S>(memory_.data(), indexshare::Pages{blocks_},
+                                                   indexshare::PageSize{page_size_}, format_.latent,
+                                                   lanes() - format_.latent, format_.tile);
     } else {
-      return indexshare::make_paged_cache<host>(memory_.data(), indexshare::Pages{blocks_},
-                                                indexshare::PageSize{page_size_},
-                                                indexshare::HeadDim{lanes()});
+      return indexshare::make_paged_cache<S>(memory_.data(), indexshare::Pages{blocks_},
+                                             indexshare::PageSize{page_size_},
+                                             indexshare::HeadDim{lanes()});
     }
   }
-  indexshare::PageTable<indexshare::Space::host> pages() const {
-    if (!paged_) return indexshare::make_contiguous_table<host>(indexshare::Keys{page_size_});
-    return indexshare::make_page_table<host>(table_.data(), indexshare::Requests{requests()},
-                                             indexshare::Pages{max_pages_},
-                                             indexshare::PageSize{page_size_});
+  template <indexshare::Space S = space>
+  indexshare::PageTable<S> pages() const {
+    if (!paged_) return indexshare::make_contiguous_table<S>(indexshare::Keys{page_size_});
+    return indexshare::make_page_table<S>(table_.data(), indexshare::Requests{requests()},
+                                          indexshare::Pages{max_pages_},
+                                          indexshare::PageSize{page_size_});
   }
   Guarded<Storage>& memory() { return memory_; }
 
  private:
-  static constexpr auto host = indexshare::Space::host;
-
   std::size_t offset(index_t request, index_t position) const {
     return static_cast<std::size_t>((request * keys() + position) * lanes());
   }

@@ -9,6 +9,10 @@
 #include <tuple>
 #include <vector>
 
+#if defined(INDEXSHARE_TEST_CUDA)
+#include "cuda_executor.hpp"
+#endif
+
 /// @file The executors that every case list runs on.
 
 namespace test {
@@ -46,8 +50,20 @@ using Serial = indexshare::HostExec<>;
 using Threads = indexshare::HostExec<ThreadFor>;
 using Backward = indexshare::HostExec<BackwardFor>;
 
+/// Host executors are done when their calls return.
+template <indexshare::HostSpaceExecutor X>
+void finish(X const&) {}
+
+#if defined(INDEXSHARE_TEST_CUDA)
+/// The case lists are compiled a second time, as CUDA.
+using Executors = std::tuple<Cuda>;
+inline constexpr auto space = indexshare::Space::device;
+#else
 /// For TEMPLATE_LIST_TEST_CASE.
 using Executors = std::tuple<indexshare::ReferenceExec, Serial, Threads>;
+/// Of the memory that Executors work on.
+inline constexpr auto space = indexshare::Space::host;
+#endif
 /// Those that promise the same bits as each other for scores and attention.
 using HostExecutors = std::tuple<Serial, Threads, Backward>;
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#if defined(INDEXSHARE_TEST_CUDA)
+#include <indexshare/cuda/indexer.cuh>
+#include <indexshare/cuda/topk.cuh>
+#endif
 #include <indexshare/host/indexer.hpp>
 #include <indexshare/host/topk.hpp>
 #include <indexshare/indexer/relu_dot.hpp>
@@ -21,7 +25,7 @@
 #include <span>
 #include <vector>
 
-/// @file Indexer cases that run on any executor of host memory.
+/// @file Indexer cases that run on any executor.
 
 namespace test {
 
@@ -112,7 +116,6 @@ template <class Query, class Format>
 class IndexerInputs {
  public:
   using Case = IndexerCase<Query, Format>;
-  static constexpr auto host = indexshare::Space::host;
 
   explicit IndexerInputs(Case const& c, IndexerLayout layout = {})
       : case_(c),
@@ -140,21 +143,23 @@ class IndexerInputs {
     }
   }
 
+  template <indexshare::Space S = space>
   auto inputs() const {
-    using Inputs = typename Case::Policy::template inputs<host>;
+    using Inputs = typename Case::Policy::template inputs<S>;
     return Inputs{
-        indexshare::make_strided<host, Query const, 3>(
+        indexshare::make_strided<S, Query const, 3>(
             q_.data(), {case_.rows(), case_.heads, case_.lanes}, {row_stride_, head_stride_, 1}),
-        indexshare::make_strided<host, float const, 2>(w_.data(), {case_.rows(), case_.heads},
-                                                       {weight_stride_, 1}),
-        case_.keys.view()};
+        indexshare::make_strided<S, float const, 2>(w_.data(), {case_.rows(), case_.heads},
+                                                    {weight_stride_, 1}),
+        case_.keys.template view<S>()};
   }
-  indexshare::RowBatch<host> batch() const {
+  template <indexshare::Space S = space>
+  indexshare::RowBatch<S> batch() const {
     auto const rows = [&](Guarded<position_t> const& numbers) {
-      return indexshare::make_strided<host, position_t const, 1>(numbers.data(), {case_.rows()},
-                                                                 {length_step_});
+      return indexshare::make_strided<S, position_t const, 1>(numbers.data(), {case_.rows()},
+                                                              {length_step_});
     };
-    return {rows(lengths_), rows(requests_), case_.keys.pages(), {}};
+    return {rows(lengths_), rows(requests_), case_.keys.template pages<S>(), {}};
   }
 
  private:
@@ -176,24 +181,28 @@ std::vector<std::vector<float>> run_scores(X const& x, IndexerCase<Query, Format
                                            IndexerLayout layout = {}, index_t top_k = 0,
                                            indexshare::RowRange range = {0, -1}) {
   using Policy = typename IndexerCase<Query, Format>::Policy;
-  constexpr auto host = indexshare::Space::host;
+  constexpr auto on = X::space;
   if (range.count < 0) range.count = c.rows() - range.first;
   IndexerInputs<Query, Format> const memory(c, layout);
   indexshare::Shape const shape = c.shape(std::max<index_t>(top_k, 1));
-  REQUIRE(indexer_check(x, Policy{}, memory.inputs(), memory.batch(), shape).ok());
+  REQUIRE(
+      indexer_check(x, Policy{}, memory.template inputs<on>(), memory.template batch<on>(), shape)
+          .ok());
   auto const need = indexer_workspace(x, Policy{}, shape.with_rows(range.count));
   REQUIRE(need.has_value());
   Scratch workspace(*need);
   index_t const stride = shape.keys + 3;
   Guarded<float> scores(static_cast<std::size_t>(range.count * stride), unwritten);
-  auto const status = indexer_score(x, Policy{}, memory.inputs(), memory.batch(), {range, top_k},
-                                    indexshare::make_strided<host, float, 2>(
-                                        scores.data(), {range.count, shape.keys}, {stride, 1}),
-                                    workspace.get());
+  auto const status = indexer_score(
+      x, Policy{}, memory.template inputs<on>(), memory.template batch<on>(), {range, top_k},
+      indexshare::make_strided<on, float, 2>(scores.data(), {range.count, shape.keys}, {stride, 1}),
+      workspace.get());
+  INFO(status.what);
   REQUIRE(status.ok());
+  finish(x);
   CHECK((workspace.intact() && scores.intact()));
 
-  Guarded<float> const blank(1, unwritten);
+  auto const blank = unwritten_value<float>();
   std::vector<std::vector<float>> result;
   index_t stray = 0;
   for (index_t i = 0; i < range.count; ++i) {
@@ -201,7 +210,7 @@ std::vector<std::vector<float>> run_scores(X const& x, IndexerCase<Query, Format
         std::clamp<index_t>(c.lengths[static_cast<std::size_t>(range.first + i)], 0, shape.keys);
     float const* const row = scores.data() + i * stride;
     result.emplace_back(row, row + (length <= top_k ? 0 : length));
-    for (index_t s = length; s < stride; ++s) stray += row[s] != blank[0] ? 1 : 0;
+    for (index_t s = length; s < stride; ++s) stray += row[s] != blank ? 1 : 0;
   }
   CHECK(stray == 0);  // columns at or past the length
   return result;
@@ -231,7 +240,7 @@ template <class X, class Query, class Format>
 std::vector<Row> run_select(X const& x, IndexerCase<Query, Format> const& c, index_t top_k,
                             std::size_t budget = std::size_t{1} << 30) {
   using Policy = typename IndexerCase<Query, Format>::Policy;
-  constexpr auto host = indexshare::Space::host;
+  constexpr auto on = X::space;
   indexshare::RadixTopK const topk{};
   indexshare::Shape const shape = c.shape(top_k);
   if (budget == 0) {
@@ -247,10 +256,12 @@ std::vector<Row> run_select(X const& x, IndexerCase<Query, Format> const& c, ind
   IndexerInputs<Query, Format> const memory(c);
   Guarded<position_t> indices(static_cast<std::size_t>(c.rows() * top_k), unwritten);
   Guarded<position_t> counts(static_cast<std::size_t>(c.rows()), unwritten);
-  auto const out = indexshare::make_selection<host>(
+  auto const out = indexshare::make_selection<on>(
       indices.data(), counts.data(), indexshare::Rows{c.rows()}, indexshare::TopK{top_k});
-  REQUIRE(
-      select(x, Policy{}, topk, memory.inputs(), memory.batch(), shape, out, workspace.get()).ok());
+  REQUIRE(select(x, Policy{}, topk, memory.template inputs<on>(), memory.template batch<on>(),
+                 shape, out, workspace.get())
+              .ok());
+  finish(x);
   CHECK((workspace.intact() && indices.intact() && counts.intact()));
   std::vector<Row> result;
   for (index_t row = 0; row < c.rows(); ++row) {

@@ -6,9 +6,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <new>
 #include <span>
 #include <type_traits>
+#include <vector>
+
+#if defined(INDEXSHARE_TEST_CUDA)
+#include "cuda_executor.hpp"
+#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 #define TEST_HAS_ASAN 1
@@ -21,7 +27,8 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-/// @file Memory that shows who wrote or read outside of it.
+/// @file Memory that shows who wrote or read outside of it. On CUDA it is managed memory without
+/// guard zones: there compute-sanitizer or an emulator knows each allocation's end.
 
 namespace test {
 
@@ -42,6 +49,22 @@ inline constexpr std::byte nan_poison{0xFF};
 /// For outputs: neither NaN nor `no_position`, so an entry that was not written shows.
 inline constexpr std::byte unwritten{0xA5};
 
+inline constexpr std::size_t block_alignment = indexshare::workspace_alignment;
+
+#if defined(INDEXSHARE_TEST_CUDA)
+inline constexpr std::size_t guard_bytes = 0;
+inline std::byte* allocate(std::size_t bytes) { return allocate_managed(bytes); }
+inline void release(std::byte* memory) { cudaFree(memory); }
+#else
+inline constexpr std::size_t guard_bytes = 256;
+inline std::byte* allocate(std::size_t bytes) {
+  return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{block_alignment}));
+}
+inline void release(std::byte* memory) {
+  ::operator delete (memory, std::align_val_t{block_alignment});
+}
+#endif
+
 /// Exactly `count` elements, aligned to 256 bytes, between guard zones.
 template <class T>
 class Guarded {
@@ -49,7 +72,7 @@ class Guarded {
 
  public:
   explicit Guarded(std::size_t count, std::byte fill = nan_poison)
-      : count_(count), memory_(static_cast<std::byte*>(::operator new(total(), alignment))) {
+      : count_(count), memory_(allocate(total())) {
     std::memset(memory_, static_cast<int>(guard_byte), total());
     std::memset(memory_ + guard, static_cast<int>(fill), bytes());
     forbid_guards();
@@ -66,7 +89,7 @@ class Guarded {
   ~Guarded() {
     if (memory_ == nullptr) return;
     allow(memory_, total());
-    ::operator delete(memory_, alignment);
+    release(memory_);
   }
 
   T* data() noexcept { return reinterpret_cast<T*>(memory_ + guard); }
@@ -89,9 +112,8 @@ class Guarded {
   }
 
  private:
-  static constexpr std::size_t guard = 256;
+  static constexpr std::size_t guard = guard_bytes;
   static constexpr std::byte guard_byte{0xFF};  // what lies around is NaN, too
-  static constexpr std::align_val_t alignment{indexshare::workspace_alignment};
 
   std::size_t total() const noexcept { return bytes() + 2 * guard; }
   void forbid_guards() const {
@@ -103,6 +125,46 @@ class Guarded {
   std::byte* memory_;
 };
 
+/// The values, where any executor can read them.
+template <class T>
+Guarded<T> guarded(std::vector<T> const& values) {
+  return Guarded<T>(std::span<T const>(values));
+}
+template <class T>
+Guarded<T> guarded(std::initializer_list<T> values) {
+  return guarded(std::vector<T>(values));
+}
+
+/// The bytes of `unwritten` as a T.
+template <class T>
+T unwritten_value() {
+  T value;
+  std::memset(&value, static_cast<int>(unwritten), sizeof(T));
+  return value;
+}
+
+#if defined(INDEXSHARE_TEST_CUDA)
+/// Scratch of exactly `bytes` bytes of device memory. Without another fill it is left as it comes,
+/// so that a checker for uninitialised memory sees what is read before it is written.
+class Scratch {
+ public:
+  explicit Scratch(indexshare::WorkspaceSize size, std::byte fill = nan_poison)
+      : bytes_(size.bytes), memory_(allocate_device(size.bytes)) {
+    if (fill == nan_poison) return;
+    require(cudaMemset(memory_, static_cast<int>(fill), bytes_));
+    require(cudaDeviceSynchronize());
+  }
+  Scratch(Scratch const&) = delete;
+  Scratch& operator=(Scratch const&) = delete;
+  ~Scratch() { cudaFree(memory_); }
+  indexshare::Workspace get() noexcept { return {memory_, bytes_}; }
+  bool intact() const { return true; }
+
+ private:
+  std::size_t bytes_;
+  std::byte* memory_;
+};
+#else
 /// Scratch of exactly `bytes` bytes, full of NaN.
 class Scratch {
  public:
@@ -114,5 +176,6 @@ class Scratch {
  private:
   Guarded<std::byte> memory_;
 };
+#endif
 
 }  // namespace test

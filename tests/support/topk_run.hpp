@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#if defined(INDEXSHARE_TEST_CUDA)
+#include <indexshare/cuda/topk.cuh>
+#endif
 #include <indexshare/host/topk.hpp>
 #include <indexshare/reference.hpp>
 #include <indexshare/topk/radix.hpp>
@@ -19,7 +22,7 @@
 #include <string>
 #include <vector>
 
-/// @file Top-k cases that run on any executor of host memory.
+/// @file Top-k cases that run on any executor.
 
 namespace test {
 
@@ -60,7 +63,7 @@ struct TopKLayout {
 template <class Score = float, class X>
 std::vector<Row> run_topk(X const& x, TopKCase const& c, TopKLayout layout = {}) {
   using indexshare::make_strided;
-  constexpr auto host = indexshare::Space::host;
+  constexpr auto on = X::space;
   auto const size = [](index_t n) { return static_cast<std::size_t>(n); };
   auto const rows = static_cast<index_t>(c.rows.size());
   index_t const score_stride = c.width + layout.score_pad;
@@ -91,21 +94,23 @@ std::vector<Row> run_topk(X const& x, TopKCase const& c, TopKLayout layout = {})
   auto const need = topk_workspace(x, indexshare::RadixTopK{}, shape);
   REQUIRE(need.has_value());
   Scratch workspace(*need);
-  indexshare::SelectionView<host> const out{
-      make_strided<host, position_t, 2>(indices.data(), {rows, c.k}, {index_stride, 1}),
-      make_strided<host, position_t, 1>(counts.data(), {rows}, {layout.count_step})};
+  indexshare::SelectionView<on> const out{
+      make_strided<on, position_t, 2>(indices.data(), {rows, c.k}, {index_stride, 1}),
+      make_strided<on, position_t, 1>(counts.data(), {rows}, {layout.count_step})};
   auto const status = topk_select(
       x, indexshare::RadixTopK{},
-      make_strided<host, Score const, 2>(scores.data(), {rows, c.width}, {score_stride, 1}),
-      make_strided<host, position_t const, 1>(lengths.data(), {rows}, {layout.count_step}), out,
+      make_strided<on, Score const, 2>(scores.data(), {rows, c.width}, {score_stride, 1}),
+      make_strided<on, position_t const, 1>(lengths.data(), {rows}, {layout.count_step}), out,
       workspace.get());
   allow(scores.data(), scores.bytes());
+  INFO(status.what);
   REQUIRE(status.ok());
+  finish(x);
   CHECK(workspace.intact());
   CHECK((indices.intact() && counts.intact() && scores.intact()));
 
   std::vector<Row> result(size(rows));
-  Guarded<position_t> const blank(1, unwritten);
+  auto const blank = unwritten_value<position_t>();
   index_t stray = 0;
   for (index_t r = 0; r < rows; ++r) {
     result[size(r)].count = counts[size(r * layout.count_step)];
@@ -114,11 +119,11 @@ std::vector<Row> run_topk(X const& x, TopKCase const& c, TopKLayout layout = {})
       if (i < c.k) {
         result[size(r)].indices.push_back(entry);
       } else {
-        stray += entry != blank[0] ? 1 : 0;
+        stray += entry != blank ? 1 : 0;
       }
     }
     for (index_t i = 1; i < layout.count_step; ++i) {
-      stray += counts[size(r * layout.count_step + i)] != blank[0] ? 1 : 0;
+      stray += counts[size(r * layout.count_step + i)] != blank ? 1 : 0;
     }
   }
   CHECK(stray == 0);  // canaries between rows
