@@ -41,17 +41,16 @@ struct Pattern {
   static constexpr std::int32_t layers = Letters.count();
 
   friend constexpr bool operator==(Pattern const&, Pattern const&) = default;
-};
 
-/// The layer whose selection `layer` reads; `no_source` past the pattern's end, which is not
-/// extended in any way.
-template <PatternLetters Letters>
-constexpr std::int32_t share_source(Pattern<Letters> const&, std::int32_t layer) noexcept {
-  if (layer < 0 || layer >= Pattern<Letters>::layers) return no_source;
-  std::int32_t source = layer;
-  while (Letters.letters[source] == 'S') --source;
-  return source;
-}
+  /// The layer whose selection `layer` reads; `no_source` past the pattern's end, which is not
+  /// extended in any way. A friend, because nvcc 13.0 cannot deduce `Letters` of a template.
+  friend constexpr std::int32_t share_source(Pattern const&, std::int32_t layer) noexcept {
+    if (layer < 0 || layer >= layers) return no_source;
+    std::int32_t source = layer;
+    while (Letters.letters[source] == 'S') --source;
+    return source;
+  }
+};
 
 }  // namespace v0
 }  // namespace indexshare
