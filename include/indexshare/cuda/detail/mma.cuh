@@ -3,7 +3,10 @@
 
 #include <indexshare/element.hpp>
 
+#include <cuda/std/type_traits>
+
 #include <cstdint>
+#include <utility>
 
 /// @file The instructions that tensor-core kernels are made of, from sm_80 on: asynchronous copies
 /// to shared memory, ldmatrix, mma.sync. Fragment layouts are those of the PTX ISA, sections
@@ -51,10 +54,26 @@ __device__ inline void load_matrices(std::uint32_t (&out)[4], std::uint32_t addr
                : "r"(address)
                : "memory");
 }
+/// The same at `address + Offset`, which costs no addition.
+template <int Offset>
+__device__ inline void load_matrices_at(std::uint32_t (&out)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address), "n"(Offset)
+               : "memory");
+}
 __device__ inline void load_matrices_transposed(std::uint32_t (&out)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(address)
+               : "memory");
+}
+template <int Offset>
+__device__ inline void load_matrices_transposed_at(std::uint32_t (&out)[4],
+                                                   std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address), "n"(Offset)
                : "memory");
 }
 
@@ -93,6 +112,52 @@ __device__ inline void multiply_add<e4m3>(float (&c)[4], std::uint32_t const (&a
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 #endif
+
+/// c = a * b, the first step of a sum: nothing has to be cleared before it.
+template <class T>
+__device__ inline void multiply(float (&c)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
+                                std::uint32_t b1);
+template <>
+__device__ inline void multiply<bf16>(float (&c)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
+                                      std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+template <>
+__device__ inline void multiply<fp16>(float (&c)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
+                                      std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+template <>
+__device__ inline void multiply<e4m3>(float (&c)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
+                                      std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+#endif
+
+// ---- loops over constants
+
+/// f of cuda::std::integral_constant<int, 0>, ..., <int, N - 1>: a loop whose counter may be an
+/// immediate operand.
+template <int N, class F>
+__device__ __forceinline__ void for_constants(F const& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (f(cuda::std::integral_constant<int, I>{}), ...);
+  }
+  (std::make_integer_sequence<int, N>{});
+}
 
 // ---- arithmetic that must not lose a NaN
 

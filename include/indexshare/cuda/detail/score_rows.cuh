@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/cache.hpp>
+#include <indexshare/concepts.hpp>
+#include <indexshare/cuda/indexer_plan.hpp>
+#include <indexshare/indexer/relu_dot.hpp>
+
+#include <cstdint>
+
+/// @file What a block of an indexer kernel works on: its query rows, cut into runs of one request,
+/// and the tiles of keys that each run sees.
+
+namespace indexshare {
+inline namespace v0 {
+namespace detail {
+
+inline constexpr unsigned full_warp = 0xFFFFFFFFu;
+__device__ inline int warp_of_thread() { return static_cast<int>(threadIdx.x / 32); }
+__device__ inline int lane_of_thread() { return static_cast<int>(threadIdx.x % 32); }
+
+/// A value that is computed here, once: without this the compiler prefers to compute a thread's
+/// constants anew in the innermost loop.
+template <class T>
+__device__ __forceinline__ T kept(T value) {
+  if constexpr (sizeof(T) == 8) {
+    asm("" : "+l"(value));
+  } else {
+    asm("" : "+r"(value));
+  }
+  return value;
+}
+
+/// The value of lane `lane` of the warp.
+__device__ inline std::uint32_t of_lane(std::uint32_t value, int lane) {
+  std::uint32_t result;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
+               : "=r"(result)
+               : "r"(value), "r"(lane));
+  return result;
+}
+
+/// What both indexer kernels are given.
+template <class Query, class KeyFormat>
+struct ScoreCall {
+  typename ReluDotIndexer<Query, KeyFormat>::template inputs<Space::device> in;
+  LengthView<Space::device> lengths;
+  LengthView<Space::device> requests;
+  PageTable<Space::device> pages;
+  ScoreView<Space::device> scores;
+  ScoreRequest request;
+  index_t chunk;  ///< keys of a block
+};
+
+/// Walks the key tiles of a block, run by run; a run is rows that follow each other in one
+/// request, so a tile is read once for all of them. Every warp walks for itself, in step: lane i
+/// holds row i of the block. Rows that select everything have length 0.
+class ScoreTiles {
+ public:
+  template <class Call>
+  __device__ ScoreTiles(Call const& call, int block_rows, int tile)
+      : rows_(block_rows), tile_(static_cast<std::uint32_t>(tile)) {
+    int const lane = lane_of_thread();
+    index_t const place = index_t{blockIdx.x} * block_rows + lane;
+    index_t const first_key = index_t{blockIdx.y} * call.chunk;
+    first_key_ = static_cast<std::uint32_t>(first_key);
+    last_key_ = static_cast<std::uint32_t>(min(first_key + call.chunk, max_position));
+    if (lane < block_rows && place < call.request.rows.count) {
+      index_t const row = call.request.rows.first + place;
+      index_t const visible = clamp_length(call.lengths(row), call.scores.extent(1));
+      length_ = visible > call.request.top_k ? static_cast<std::uint32_t>(visible) : 0;
+      request_ = call.requests(row);
+    }
+    int const before = __shfl_up_sync(full_warp, request_, 1);
+    starts_ = __ballot_sync(full_warp, lane < block_rows && (lane == 0 || before != request_));
+    enter(0);
+  }
+
+  /// Whether there is a tile. The rest is about this tile.
+  __device__ bool valid() const { return first_row_ < rows_; }
+  __device__ int first_row() const { return first_row_; }  ///< of the run, in the block
+  __device__ int last_row() const { return last_row_; }    ///< past the run
+  __device__ int request() const { return run_request_; }
+  __device__ std::uint32_t first() const { return position_; }  ///< position of its first key
+  /// Past the keys that any row of the run sees.
+  __device__ std::uint32_t end() const { return end_; }
+
+  /// Keys that a row of the block sees.
+  __device__ std::uint32_t length(int row) const { return of_lane(length_, row); }
+  /// Whether any key of this block is scored for the row.
+  __device__ bool needs(int row) const { return length(row) > first_key_; }
+
+  __device__ void advance() {
+    position_ += tile_;
+    if (position_ >= end_) enter(last_row_);
+  }
+
+ private:
+  /// The first tile of the first run from `row` on that sees a key of this block.
+  __device__ void enter(int row) {
+    int const lane = lane_of_thread();
+    for (; row < rows_; row = last_row_) {
+      unsigned const later = starts_ & (full_warp << 1 << row);
+      last_row_ = later != 0 ? __ffs(static_cast<int>(later)) - 1 : rows_;
+      unsigned const longest =
+          __reduce_max_sync(full_warp, lane >= row && lane < last_row_ ? length_ : 0u);
+      if (longest <= first_key_) continue;
+      run_request_ = __shfl_sync(full_warp, request_, row);
+      position_ = first_key_;
+      end_ = min(longest, last_key_);
+      break;
+    }
+    first_row_ = row;
+  }
+
+  int rows_;
+  std::uint32_t tile_;
+  std::uint32_t first_key_;
+  std::uint32_t last_key_;
+  std::uint32_t length_ = 0;
+  int request_ = no_position;
+  unsigned starts_;
+
+  int first_row_;
+  int last_row_ = 0;
+  int run_request_ = no_position;
+  std::uint32_t position_ = 0;
+  std::uint32_t end_ = 0;
+};
+
+/// Where a key lies: `block` of the cache, or none below zero, and its place in there. The same
+/// answer as PageTable::slot and CacheView::has, for a table and a cache with blocks of one size
+/// (indexer_check), in 32 bits.
+struct KeyPlace {
+  int block = no_position;
+  std::uint32_t place = 0;
+};
+
+template <class Format>
+__device__ KeyPlace find_key(PageTable<Space::device> const& table,
+                             CacheView<Space::device, Format> const& cache, int request,
+                             std::uint32_t position) {
+  auto const page_size = static_cast<std::uint32_t>(table.page_size);
+  std::uint32_t const page = position / page_size;
+  KeyPlace found{no_position, position - page * page_size};
+  if (table.contiguous()) {
+    if (page == 0) found.block = request;
+  } else if (request >= 0 && request < table.pages.extent(0) && page < table.pages.extent(1)) {
+    found.block = table.pages(request, page);
+  }
+  if (found.block >= cache.blocks) found.block = no_position;
+  return found;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace indexshare
