@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# cmake -DPROGRAM=... -DEXPECTED=<file> -P run_and_compare.cmake
+# cmake "-DPROGRAM=[launcher;]program" -DEXPECTED=<file> -P run_and_compare.cmake
 # Runs the program and compares its standard output with the file, except for newlines at the end.
 
 execute_process(COMMAND ${PROGRAM} OUTPUT_VARIABLE actual ERROR_VARIABLE errors RESULT_VARIABLE status)

@@ -50,6 +50,17 @@ apt_install() {
 # One unreachable source among several is no reason to stop: the installation shows what is really missing.
 apt_update() { apt_get update || say "apt-get update reported errors (see above), going on"; }
 
+# Where CMake looks for the CUDA compiler too (cmake/IndexshareCUDA.cmake).
+find_nvcc() {
+  local root
+  command -v nvcc && return
+  for root in "${CUDA_PATH:-}" "${CUDA_HOME:-}" /usr/local/cuda; do
+    if [[ -n $root && -x $root/bin/nvcc ]]; then echo "$root/bin/nvcc"; return; fi
+  done
+  return 1
+}
+has_nvcc() { find_nvcc >/dev/null; }
+
 # ---- Catch2 3: in main of newer releases, in the backports of Debian 12 ----------------------------------
 
 catch2_candidate() { apt-cache policy catch2 | sed -n 's/^ *Candidate: //p'; }

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Installs what is missing, builds the programs and runs the main job: scripts/demo.sh [options of indexshare-demo]
+# With --backend cuda it runs on the machine's GPU, or under the command in INDEXSHARE_CUDA_LAUNCHER.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$repo/scripts/_setup.sh"
@@ -20,4 +21,6 @@ if ! { cmake --preset release "${cmake_args[@]}" &&
   cat "$log"
   exit 1
 fi
-exec build/release/bin/indexshare-demo "$@"
+launcher=()
+[[ -n ${INDEXSHARE_CUDA_LAUNCHER:-} && " $* " == *" --backend cuda "* ]] && launcher=("$INDEXSHARE_CUDA_LAUNCHER")
+exec "${launcher[@]}" build/release/bin/indexshare-demo "$@"

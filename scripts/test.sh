@@ -3,6 +3,8 @@
 #
 # Installs what is missing, builds everything (programs in build/release/bin) and runs every test.
 #   scripts/test.sh [arguments of ctest, such as -R '^topk']
+# CUDA tests are built where there is a toolkit. They run on the machine's GPU, or under the command in
+# INDEXSHARE_CUDA_LAUNCHER (an emulator); with neither they are skipped, with the reason.
 # Last line: `N passed, N failed[, N skipped]`; exit status 0 if and only if nothing failed.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -16,7 +18,8 @@ cd "$repo"
 say "building"
 # The tests are built in the release tree: optimised, they run the sizes that matter, and assertions stay on in
 # them (tests/CMakeLists.txt). Debug and sanitizer builds are .ci/run's.
-cmake --preset release "${cmake_args[@]}" -DINDEXSHARE_BUILD_TESTS=ON -DINDEXSHARE_BUILD_BENCHMARKS=ON
+cmake --preset release "${cmake_args[@]}" -DINDEXSHARE_BUILD_TESTS=ON -DINDEXSHARE_BUILD_BENCHMARKS=ON \
+  -DINDEXSHARE_CUDA_LAUNCHER="${INDEXSHARE_CUDA_LAUNCHER:-}"
 cmake --build build/release -j "$(jobs)"
 
 say "testing"
@@ -31,12 +34,21 @@ if ((failed == 0 && status != 0)); then failed=1; fi  # ctest's own errors are f
 
 if ((skipped)); then
   echo "skipped, with the reason:"
-  awk '
-    /<testcase /       { name = $0; sub(/.* name="/, "", name); sub(/".*/, "", name); skipped = /status="notrun"/ }
-    skipped && reason  { sub(/^ */, ""); print "  " name ": " $0; skipped = reason = 0 }
-    /explicitly with message/ { reason = 1 }
+  awk '  # many tests may be skipped for one reason: each reason once, with its first test
+    function note(reason) {
+      gsub(/^ +| +$/, "", reason)
+      if (!count[reason]++) first[reason] = name
+      skipped = next_line = 0
+    }
+    /<testcase /         { name = $0; sub(/.* name="/, "", name); sub(/".*/, "", name); skipped = /status="notrun"/ }
+    skipped && next_line { note($0) }
+    skipped && /skipped: / { sub(/.*skipped: /, ""); sub(/<.*/, ""); note($0) }
+    /explicitly with message/ { next_line = 1 }
+    END { for (reason in count) {
+      more = count[reason] > 1 ? " and " count[reason] - 1 " more" : ""
+      print "  " first[reason] more ": " reason
+    } }
   ' "$summary"
 fi
-grep -q '<testcase name="cuda' "$summary" || echo "CUDA: this tree has no CUDA tests"
 printf '%d passed, %d failed%s\n' $((total - failed - skipped)) "$failed" "$( ((skipped)) && printf ', %d skipped' "$skipped")"
 ((failed == 0))

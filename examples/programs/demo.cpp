@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arguments.hpp"
 #include "config_text.hpp"
+#include "demo_backend.hpp"
 #include "demo_report.hpp"
 #include "glm52.hpp"
 #include "machine_memory.hpp"
@@ -29,11 +30,13 @@ namespace {
 using namespace programs;
 
 constexpr OptionSpec options[] = {
+    {"--backend", "host|cuda", "where the layers run (default host; not with --weights)"},
     {"--config", "FILE", "config.json of a model (default: GLM-5.2's published values)"},
     {"--layers", "A:B",
      "layers A to B - 1 (default: two share groups, 2:10 for GLM-5.2); MTP with --weights only"},
     {"--context", "L",
-     "tokens of the longer of two requests, e.g. 32K (default 16K; with --weights 2 * top-k)"},
+     "tokens of the longer of two requests, e.g. 32K (default 16K; on cuda 4K, with --weights 2 * "
+     "top-k)"},
     {"--decode", "N", "decode steps (default 4)"},
     {"--draft", "N", "steps of the MTP draft round, 0 for none (default 3)"},
     {"--share", "on|off|both",
@@ -89,8 +92,16 @@ NumberRange default_layers(indexshare::SharePlan const& plan) {
   return {0, std::min(4, plan.num_layers())};
 }
 
+/// Whether the layers are to run on CUDA.
+Parsed<bool> wants_cuda(Arguments const& arguments) {
+  std::string const backend = arguments.text("--backend", "host");
+  if (backend == "host" || backend == "cuda") return backend == "cuda";
+  return reject("--backend", "got " + programs::quoted(backend) + ", expected host or cuda");
+}
+
 /// The command line's numbers. Errors name the option.
-Parsed<DemoSettings> read_settings(Arguments const& arguments, indexshare::SharePlan const& plan) {
+Parsed<DemoSettings> read_settings(Arguments const& arguments, indexshare::SharePlan const& plan,
+                                   bool on_cuda) {
   DemoSettings settings;
   Parsed<NumberRange> const layers =
       arguments.range("--layers", default_layers(plan), plan.num_layers());
@@ -107,7 +118,7 @@ Parsed<DemoSettings> read_settings(Arguments const& arguments, indexshare::Share
   std::int64_t threads = 0;
   std::int64_t seed = 0;
   NumberOption const numbers[] = {
-      {"--context", 16384, 32, 1 << 24, &settings.context},
+      {"--context", on_cuda ? 4096 : 16384, 32, 1 << 24, &settings.context},
       {"--decode", 4, 0, 4096, &settings.decode_steps},
       {"--draft", 3, 0, 64, &settings.draft_steps},
       {"--threads", std::max(1u, std::thread::hardware_concurrency()), 1, 1024, &threads},
@@ -173,6 +184,13 @@ int flush_output(bool passed) {
 }
 
 int run_weights(Arguments const& arguments) {
+  auto const on_cuda = wants_cuda(arguments);
+  if (!on_cuda) return fail(on_cuda.error().message());
+  if (*on_cuda) {
+    return fail(
+        "--backend: cuda runs layers on synthetic data; modules of a checkpoint run on the "
+        "host");
+  }
   auto const passed = run_weights_mode(arguments, default_layers, show_progress, end_progress);
   if (!passed) return fail(passed.error().message());
   return flush_output(*passed);
@@ -192,11 +210,17 @@ int run_synthetic(Arguments const& arguments) {
   if (auto const status = can_run(config.model); !status.ok()) {
     return fail("--config: " + std::string(status.what) + " (in " + file + ")");
   }
-  auto const settings = read_settings(arguments, config.plan);
+  auto const on_cuda = wants_cuda(arguments);
+  if (!on_cuda) return fail(on_cuda.error().message());
+  auto const settings = read_settings(arguments, config.plan, *on_cuda);
   if (!settings) return fail(settings.error().message());
   if (auto const fits = check_memory(*settings, config.model); !fits) {
     return fail(fits.error().message());
   }
+  ThreadPool pool(settings->threads);
+  DemoBackend const backend = *on_cuda ? cuda_backend(pool) : host_backend(pool);
+  if (!backend.refusal.empty()) return fail("--backend: " + backend.refusal);
+  if (*on_cuda && arguments.has("--golden")) return fail("--golden: needs --backend host");
   std::string const golden = arguments.text("--golden", INDEXSHARE_GOLDEN_DIR);
   if (arguments.has("--golden") && !has_fixture(golden)) {
     return fail("--golden: no " + std::string(golden_fixture) + ".safetensors in " + golden);
@@ -207,24 +231,26 @@ int run_synthetic(Arguments const& arguments) {
     if (!json) return fail("--json: cannot write " + arguments.text("--json"));
   }
 
-  ThreadPool pool(settings->threads);
-  Demo demo(config.model, config.plan, *settings, pool, show_progress);
   std::string const name = arguments.has("--config") ? file : "GLM-5.2, published values";
   std::printf(
       "%s: layers %d:%d of %d, top-k %lld at a context of %lld, %lld heads, latent %lld + "
-      "rope %lld, indexer %lld x %lld, %d threads\n",
+      "rope %lld, indexer %lld x %lld, %s\n",
       name.c_str(), settings->first_layer, settings->last_layer, config.plan.num_layers(),
       static_cast<long long>(config.model.index_topk), static_cast<long long>(settings->context),
       static_cast<long long>(config.model.num_attention_heads),
       static_cast<long long>(config.model.kv_lora_rank),
       static_cast<long long>(config.model.qk_rope_head_dim),
       static_cast<long long>(config.model.index_n_heads),
-      static_cast<long long>(config.model.index_head_dim), settings->threads);
+      static_cast<long long>(config.model.index_head_dim), backend.where.c_str());
   std::fflush(stdout);
 
-  DemoOutcome outcome{name,       config.model, config.plan, *settings, demo.shape(),
-                      demo.run(), "",           {},          ""};
-  replay_fixture(golden, pool, outcome);
+  DemoOutcome outcome{name, config.model, config.plan, *settings, backend, {}, "", {}, ""};
+  outcome.result = backend.run(config.model, config.plan, *settings, show_progress);
+  if (*on_cuda) {
+    outcome.golden_note = "that is for the host back end";
+  } else {
+    replay_fixture(golden, pool, outcome);
+  }
   end_progress();
   print_report(outcome);
   if (json.is_open() && !(json << json_report(outcome).dump(2) << "\n" << std::flush)) {

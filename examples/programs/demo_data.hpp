@@ -127,6 +127,7 @@ class DemoData {
 };
 
 /// Page table of all requests: pages of 64 tokens, handed out in shuffled order.
+template <class Machine>
 class Pages {
  public:
   static constexpr index_t page_size = 64;
@@ -144,70 +145,83 @@ class Pages {
 
   index_t count() const { return requests_ * per_request_; }
   index_t keys() const { return per_request_ * page_size; }
-  indexshare::PageTable<Space::host> table() const {
-    return indexshare::make_page_table<Space::host>(table_.data(), indexshare::Requests{requests_},
-                                                    indexshare::Pages{per_request_},
-                                                    indexshare::PageSize{page_size});
+  template <Space S>
+  indexshare::PageTable<S> table() const {
+    return indexshare::make_page_table<S>(table_.data(), indexshare::Requests{requests_},
+                                          indexshare::Pages{per_request_},
+                                          indexshare::PageSize{page_size});
   }
 
  private:
   index_t requests_;
   index_t per_request_;
-  std::vector<position_t> table_;
+  typename Machine::template Vector<position_t> table_;
 };
 
 /// The caches of one layer.
+template <class Machine>
 class LayerCaches {
   template <class T>
-  auto view(T* data, index_t lanes) const {
-    return indexshare::make_paged_cache<Space::host>(data, indexshare::Pages{pages_->count()},
-                                                     indexshare::PageSize{Pages::page_size},
-                                                     indexshare::HeadDim{lanes});
-  }
+  using Vector = typename Machine::template Vector<T>;
 
  public:
-  LayerCaches(Pages const& pages, indexshare::Shape const& shape)
-      : pages_(&pages),
+  LayerCaches(Machine const& machine, Pages<Machine> const& pages, indexshare::Shape const& shape)
+      : machine_(machine),
+        pages_(&pages),
         shape_(shape),
-        keys_(at(pages.count() * Pages::page_size * shape.index_dim)),
-        kv_(at(pages.count() * Pages::page_size * shape.key_dim)) {}
+        keys_(at(pages.count() * pages.page_size * shape.index_dim)),
+        kv_(at(pages.count() * pages.page_size * shape.key_dim)) {}
 
-  auto keys() const { return view(keys_.data(), shape_.index_dim); }
-  auto kv() const { return view(kv_.data(), shape_.key_dim); }
+  template <Space S>
+  auto keys() const {
+    return view<S>(keys_.data(), shape_.index_dim);
+  }
+  template <Space S>
+  auto kv() const {
+    return view<S>(kv_.data(), shape_.key_dim);
+  }
 
   /// Appends the index keys and KV rows of `tokens`, as an engine does before it runs the layer.
   indexshare::Status append(DemoData const& data, std::int32_t layer,
                             std::vector<Token> const& tokens) {
     index_t const count = static_cast<index_t>(tokens.size());
-    std::vector<position_t> positions, requests;
-    std::vector<bf16> key_rows(at(count * shape_.index_dim));
-    std::vector<bf16> kv_rows(at(count * shape_.key_dim));
+    Vector<position_t> positions, requests;
+    Vector<bf16> key_rows(at(count * shape_.index_dim));
+    Vector<bf16> kv_rows(at(count * shape_.key_dim));
     for (index_t i = 0; i < count; ++i) {
       positions.push_back(tokens[at(i)].position);
       requests.push_back(tokens[at(i)].request);
       data.index_key(layer, tokens[at(i)], key_rows.data() + i * shape_.index_dim);
       data.kv(layer, tokens[at(i)], kv_rows.data() + i * shape_.key_dim);
     }
-    auto const append = [&](std::vector<bf16> const& rows, index_t lanes, auto cache) {
-      return indexshare::append_rows(
-          indexshare::HostExec<>{},
-          indexshare::make_dense<Space::host, bf16 const, 2>(rows.data(), {count, lanes}),
-          indexshare::make_lengths<Space::host>(positions.data(), {count}),
-          indexshare::make_lengths<Space::host>(requests.data(), {count}), pages_->table(), cache);
-    };
-    if (auto const status =
-            append(key_rows, shape_.index_dim, view(keys_.data(), shape_.index_dim));
-        !status.ok()) {
+    constexpr Space space = Machine::space;
+    auto const append = [&](Vector<bf16> const& rows, index_t lanes, Vector<bf16>& cache) {
+      indexshare::Status const status =
+          append_rows(machine_.exec(),
+                      indexshare::make_dense<space, bf16 const, 2>(rows.data(), {count, lanes}),
+                      indexshare::make_lengths<space>(positions.data(), {count}),
+                      indexshare::make_lengths<space>(requests.data(), {count}),
+                      pages_->template table<space>(), view<space>(cache.data(), lanes));
+      machine_.finish();  // before the rows go
       return status;
-    }
-    return append(kv_rows, shape_.key_dim, view(kv_.data(), shape_.key_dim));
+    };
+    indexshare::Status const status = append(key_rows, shape_.index_dim, keys_);
+    return status.ok() ? append(kv_rows, shape_.key_dim, kv_) : status;
   }
 
  private:
-  Pages const* pages_;
+  template <Space S, class T>
+  auto view(T* data, index_t lanes) const {
+    return indexshare::make_paged_cache<S>(data, indexshare::Pages{pages_->count()},
+                                           indexshare::PageSize{pages_->page_size},
+                                           indexshare::HeadDim{lanes});
+  }
+
+  Machine machine_;
+  Pages<Machine> const* pages_;
   indexshare::Shape shape_;
-  std::vector<bf16> keys_;
-  std::vector<bf16> kv_;
+  Vector<bf16> keys_;
+  Vector<bf16> kv_;
 };
 
 /// One forward: what it is called and its query rows.
@@ -218,14 +232,41 @@ struct Phase {
   std::vector<position_t> source_rows{};
 };
 
+/// Lengths, requests and pages of a phase's rows.
+template <class Machine>
+class BatchRows {
+ public:
+  BatchRows(std::vector<Token> const& rows, Pages<Machine> const& pages) : pages_(&pages) {
+    for (Token const& row : rows) {
+      lengths_.push_back(row.position + 1);
+      requests_.push_back(row.request);
+    }
+  }
+
+  template <Space S>
+  indexshare::RowBatch<S> view() const {
+    indexshare::Rows const rows{static_cast<index_t>(lengths_.size())};
+    auto const table = pages_->template table<S>();
+    return {indexshare::make_lengths<S>(lengths_.data(), rows),
+            indexshare::make_lengths<S>(requests_.data(), rows), table, table};
+  }
+
+ private:
+  Pages<Machine> const* pages_;
+  typename Machine::template Vector<position_t> lengths_;
+  typename Machine::template Vector<position_t> requests_;
+};
+
 /// The query side of one layer and phase.
+template <class Machine>
 struct RowInputs {
-  std::vector<bf16> index_queries;
-  std::vector<float> head_weights;
-  std::vector<bf16> queries;
+  typename Machine::template Vector<bf16> index_queries;
+  typename Machine::template Vector<float> head_weights;
+  typename Machine::template Vector<bf16> queries;
+  typename Machine::template Vector<float> sink;  ///< empty: none
 
   RowInputs(DemoData const& data, indexshare::Shape const& shape, std::int32_t layer,
-            std::vector<Token> const& rows)
+            std::vector<Token> const& rows, bool with_sink)
       : index_queries(rows.size() * at(shape.index_heads * shape.index_dim)),
         head_weights(rows.size() * at(shape.index_heads)),
         queries(rows.size() * at(shape.heads * shape.key_dim)) {
@@ -235,6 +276,9 @@ struct RowInputs {
       data.head_weights(layer, rows[i], head_weights.data() + i * at(shape.index_heads));
       data.query(layer, rows[i], queries.data() + i * at(shape.heads * shape.key_dim));
     }
+    if (!with_sink) return;
+    std::vector<float> const logits = data.sink(layer);
+    sink.assign(logits.begin(), logits.end());
   }
 };
 

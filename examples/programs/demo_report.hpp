@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "demo_run.hpp"
+#include "demo_backend.hpp"
 #include "golden_replay.hpp"
 
 #include <indexshare/indexshare.hpp>
@@ -22,7 +22,7 @@ struct DemoOutcome {
   indexshare::ModelConfig config;
   indexshare::SharePlan plan;
   DemoSettings settings;
-  indexshare::Shape shape;
+  DemoBackend backend;
   DemoResult result;
   std::string golden_name;
   std::optional<GoldenReport> golden;  ///< absent: `golden_note` says why
@@ -38,25 +38,52 @@ struct DemoOutcome {
 
 namespace report_detail {
 
-inline void print_stack(char const* title, StackReport const& stack) {
-  std::printf("\n%s\n%6s  %-6s %6s %12s %12s %12s %14s\n", title, "layer", "role", "source",
-              "indexer ms", "top-k ms", "attention ms", "keys per row");
+/// The columns of the three stages: milliseconds, or rows where there are no times.
+struct StageColumns {
+  bool timed;
+
+  std::string heading(char const* stage) const {
+    return std::string(stage) + (timed ? " ms" : " rows");
+  }
+  std::string cell(Meter const& meter) const {
+    if (!timed) return std::to_string(meter.rows);
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f", meter.milliseconds);
+    return text;
+  }
+};
+
+inline void print_stack(char const* title, StackReport const& stack, StageColumns columns) {
+  std::printf("\n%s\n%6s  %-6s %6s %12s %12s %14s %14s\n", title, "layer", "role", "source",
+              columns.heading("indexer").c_str(), columns.heading("top-k").c_str(),
+              columns.heading("attention").c_str(), "keys per row");
   for (auto const& [number, layer] : stack.layers) {
-    std::printf("%6d  %-6s %6d %12.1f %12.1f %12.1f %14.1f\n", number, layer.role.c_str(),
-                layer.source, layer.indexer.milliseconds, layer.topk.milliseconds,
-                layer.attention.milliseconds,
+    std::printf("%6d  %-6s %6d %12s %12s %14s %14.1f\n", number, layer.role.c_str(), layer.source,
+                columns.cell(layer.indexer).c_str(), columns.cell(layer.topk).c_str(),
+                columns.cell(layer.attention).c_str(),
                 static_cast<double>(layer.selected) / static_cast<double>(layer.rows));
   }
 }
 
-inline void print_totals(char const* name, StackReport const& stack) {
+inline void print_totals_heading(StageColumns columns) {
+  std::printf("\n%-12s %14s %12s %12s %14s", "totals", "indexer calls",
+              columns.heading("indexer").c_str(), columns.heading("top-k").c_str(),
+              columns.heading("attention").c_str());
+  if (columns.timed) std::printf(" %12s", "sum ms");
+  std::printf("\n");
+}
+
+inline void print_totals(char const* name, StackReport const& stack, StageColumns columns) {
   Meter const indexer = stack.total(&LayerReport::indexer);
   Meter const topk = stack.total(&LayerReport::topk);
   Meter const attention = stack.total(&LayerReport::attention);
-  std::printf("%-12s %14lld %12.1f %12.1f %12.1f %12.1f\n", name,
-              static_cast<long long>(indexer.calls), indexer.milliseconds, topk.milliseconds,
-              attention.milliseconds,
-              indexer.milliseconds + topk.milliseconds + attention.milliseconds);
+  std::printf("%-12s %14lld %12s %12s %14s", name, static_cast<long long>(indexer.calls),
+              columns.cell(indexer).c_str(), columns.cell(topk).c_str(),
+              columns.cell(attention).c_str());
+  if (columns.timed) {
+    std::printf(" %12.1f", indexer.milliseconds + topk.milliseconds + attention.milliseconds);
+  }
+  std::printf("\n");
 }
 
 inline void print_model_counts(DemoOutcome const& outcome) {
@@ -97,7 +124,12 @@ inline void print_check(DemoOutcome const& outcome) {
       "  attention: %lld head rows recomputed, %lld off, worst error %.1e of the largest "
       "value (allowed %.0e)\n",
       static_cast<long long>(check.outputs), static_cast<long long>(check.wrong_outputs),
-      check.worst_output, DemoChecker::tolerance);
+      check.worst_output, check.allowed);
+  if (check.host_rows > 0) {
+    std::printf("  selections equal on host and CUDA: %lld of %lld rows\n",
+                static_cast<long long>(check.host_rows - check.host_differ),
+                static_cast<long long>(check.host_rows));
+  }
   if (outcome.golden) {
     GoldenReport const& golden = *outcome.golden;
     std::printf(
@@ -114,24 +146,29 @@ inline void print_check(DemoOutcome const& outcome) {
               outcome.golden ? "" : " (without transformers' fixture)");
 }
 
-inline nlohmann::json json_of(StackReport const& stack) {
+inline void add_times(nlohmann::json& object, Meter const& indexer, Meter const& topk,
+                      Meter const& attention) {
+  object["indexer_ms"] = indexer.milliseconds;
+  object["topk_ms"] = topk.milliseconds;
+  object["attention_ms"] = attention.milliseconds;
+}
+
+inline nlohmann::json json_of(StackReport const& stack, StageColumns columns) {
   nlohmann::json layers = nlohmann::json::array();
   for (auto const& [number, layer] : stack.layers) {
-    layers.push_back({{"layer", number},
-                      {"role", layer.role},
-                      {"source", layer.source},
-                      {"indexer_calls", layer.indexer.calls},
-                      {"indexer_ms", layer.indexer.milliseconds},
-                      {"topk_ms", layer.topk.milliseconds},
-                      {"attention_ms", layer.attention.milliseconds},
-                      {"rows", layer.rows},
-                      {"keys_selected", layer.selected}});
+    nlohmann::json entry = {{"layer", number},        {"role", layer.role},
+                            {"source", layer.source}, {"indexer_calls", layer.indexer.calls},
+                            {"rows", layer.rows},     {"keys_selected", layer.selected}};
+    if (columns.timed) add_times(entry, layer.indexer, layer.topk, layer.attention);
+    layers.push_back(entry);
   }
-  return {{"indexer_calls", stack.total(&LayerReport::indexer).calls},
-          {"indexer_ms", stack.total(&LayerReport::indexer).milliseconds},
-          {"topk_ms", stack.total(&LayerReport::topk).milliseconds},
-          {"attention_ms", stack.total(&LayerReport::attention).milliseconds},
-          {"layers", layers}};
+  Meter const indexer = stack.total(&LayerReport::indexer);
+  nlohmann::json report = {{"indexer_calls", indexer.calls}, {"layers", layers}};
+  if (columns.timed) {
+    add_times(report, indexer, stack.total(&LayerReport::topk),
+              stack.total(&LayerReport::attention));
+  }
+  return report;
 }
 
 }  // namespace report_detail
@@ -139,13 +176,17 @@ inline nlohmann::json json_of(StackReport const& stack) {
 inline void print_report(DemoOutcome const& outcome) {
   using namespace report_detail;
   DemoSettings const& settings = outcome.settings;
-  if (settings.share_off) print_stack("Sharing off: every layer selects", outcome.result.off);
-  if (settings.share_on) print_stack("Sharing on: the model's schedule", outcome.result.on);
+  StageColumns const columns{outcome.backend.timed};
+  if (settings.share_off) {
+    print_stack("Sharing off: every layer selects", outcome.result.off, columns);
+  }
+  if (settings.share_on) {
+    print_stack("Sharing on: the model's schedule", outcome.result.on, columns);
+  }
 
-  std::printf("\n%-12s %14s %12s %12s %12s %12s\n", "totals", "indexer calls", "indexer ms",
-              "top-k ms", "attention ms", "sum ms");
-  if (settings.share_off) print_totals("sharing off", outcome.result.off);
-  if (settings.share_on) print_totals("sharing on", outcome.result.on);
+  print_totals_heading(columns);
+  if (settings.share_off) print_totals("sharing off", outcome.result.off, columns);
+  if (settings.share_on) print_totals("sharing on", outcome.result.on, columns);
   if (settings.share_off && settings.share_on) {
     auto const calls = outcome.result.off.total(&LayerReport::indexer).calls;
     auto const made = outcome.result.on.total(&LayerReport::indexer).calls;
@@ -165,6 +206,7 @@ inline nlohmann::json json_report(DemoOutcome const& outcome) {
                            {"decode", settings.decode_steps},
                            {"draft", settings.draft_steps},
                            {"threads", settings.threads},
+                           {"where", outcome.backend.where},
                            {"seed", settings.seed},
                            {"check",
                             {{"passed", outcome.passed()},
@@ -174,9 +216,16 @@ inline nlohmann::json json_report(DemoOutcome const& outcome) {
                              {"wrong_reused", check.wrong_reused},
                              {"outputs", check.outputs},
                              {"wrong_outputs", check.wrong_outputs},
-                             {"worst_output_error", check.worst_output}}}};
-  if (settings.share_off) report["sharing_off"] = report_detail::json_of(outcome.result.off);
-  if (settings.share_on) report["sharing_on"] = report_detail::json_of(outcome.result.on);
+                             {"worst_output_error", check.worst_output},
+                             {"host_rows", check.host_rows},
+                             {"host_differ", check.host_differ}}}};
+  report_detail::StageColumns const columns{outcome.backend.timed};
+  if (settings.share_off) {
+    report["sharing_off"] = report_detail::json_of(outcome.result.off, columns);
+  }
+  if (settings.share_on) {
+    report["sharing_on"] = report_detail::json_of(outcome.result.on, columns);
+  }
   if (outcome.golden) {
     report["golden"] = {{"fixture", outcome.golden_name},
                         {"rows", outcome.golden->rows},

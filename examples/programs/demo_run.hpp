@@ -34,12 +34,14 @@ struct DemoResult {
   DemoChecker checker;
 };
 
+using DemoProgress = std::function<void(std::string const&)>;
+
+/// @tparam Machine  where the layers run, see host_machine.hpp
+template <class Machine>
 class Demo {
  public:
-  using Progress = std::function<void(std::string const&)>;
-
   Demo(indexshare::ModelConfig const& model, indexshare::SharePlan const& plan,
-       DemoSettings const& settings, ThreadPool& pool, Progress progress)
+       DemoSettings const& settings, Machine const& machine, DemoProgress progress)
       : plan_(plan),
         settings_(settings),
         mtp_layer_(plan.mtp_layers() > 0 && settings.draft_steps > 0 ? plan.num_layers()
@@ -47,9 +49,12 @@ class Demo {
         mtp_shares_(model.index_share_for_mtp_iteration),
         lengths_{static_cast<position_t>(settings.context),
                  static_cast<position_t>(settings.context / 2 + 1)},
-        shape_(indexshare::shape_of(model, {prefill_rows}, {settings.context + room()})),
-        stack_({{&pool}}, settings.seed, model, shape_, requests, physical_layers()),
-        progress_(std::move(progress)) {}
+        shape_(indexshare::shape_of(model, indexshare::Rows{prefill_rows},
+                                    indexshare::Keys{settings.context + room()})),
+        stack_(machine, settings.seed, model, shape_, requests, physical_layers()),
+        progress_(std::move(progress)) {
+    result_.checker.allowed = Machine::output_tolerance;
+  }
 
   /// Throws std::runtime_error when a layer call fails.
   DemoResult run() {
@@ -66,9 +71,9 @@ class Demo {
     return std::move(result_);
   }
 
-  indexshare::Shape const& shape() const { return shape_; }
-
  private:
+  using State = typename DemoStack<Machine>::State;
+
   static constexpr position_t requests = 2;
   static constexpr index_t prefill_rows = 16;
 
@@ -134,9 +139,9 @@ class Demo {
   template <class Share>
   void trunk(Share const& share, Phase const& phase, indexshare::ForwardId id,
              StackReport& report) {
-    OwnedState state({prefill_rows}, {shape_.top_k});
+    State state(indexshare::Rows{prefill_rows}, indexshare::TopK{shape_.top_k});
     for (std::int32_t layer = settings_.first_layer; layer < settings_.last_layer; ++layer) {
-      stack_.run(share, layer, layer, phase, id, *state, report.layers[layer], result_.checker);
+      stack_.run(share, layer, layer, phase, id, state, report.layers[layer], result_.checker);
     }
   }
 
@@ -166,12 +171,12 @@ class Demo {
 
   void draft_round(indexshare::MtpDraft const& share, Phase const& first,
                    std::vector<position_t> const& last_accepted, StackReport& report) {
-    OwnedState first_state({prefill_rows}, {shape_.top_k});
-    OwnedState step_state({requests}, {shape_.top_k});
+    State first_state(indexshare::Rows{prefill_rows}, indexshare::TopK{shape_.top_k});
+    State step_state(indexshare::Rows{requests}, indexshare::TopK{shape_.top_k});
     LayerReport& layer_report = report.layers[mtp_layer_];
     progress_(first.name);
     indexshare::ForwardId const round{++forward_, 2};
-    stack_.run(share, mtp_layer_, mtp_layer_, first, round, *first_state, layer_report,
+    stack_.run(share, mtp_layer_, mtp_layer_, first, round, first_state, layer_report,
                result_.checker);
     for (std::int32_t step = 1; step < settings_.draft_steps; ++step) {
       Phase phase{"draft step " + std::to_string(step), {}};
@@ -183,9 +188,9 @@ class Demo {
       indexshare::ForwardId const id{++forward_, 2};
       if (share.share_across_steps) {
         phase.source_rows = last_accepted;
-        stack_.hand_over(*first_state, round, last_accepted, phase, id, *step_state);
+        stack_.hand_over(first_state, round, last_accepted, phase, id, step_state);
       }
-      stack_.run(share, mtp_layer_ + step, mtp_layer_, phase, id, *step_state, layer_report,
+      stack_.run(share, mtp_layer_ + step, mtp_layer_, phase, id, step_state, layer_report,
                  result_.checker);
     }
     layer_report.role = "mtp";
@@ -198,8 +203,8 @@ class Demo {
   bool mtp_shares_;
   std::vector<position_t> lengths_;
   indexshare::Shape shape_;
-  DemoStack stack_;
-  Progress progress_;
+  DemoStack<Machine> stack_;
+  DemoProgress progress_;
   std::int64_t forward_ = 0;
   DemoResult result_;
 };

@@ -5,7 +5,6 @@
 #include "demo_data.hpp"
 #include "metered.hpp"
 #include "owned_state.hpp"
-#include "thread_pool.hpp"
 
 #include <indexshare/indexshare.hpp>
 
@@ -47,24 +46,24 @@ struct StackReport {
 };
 
 /// The trunk layers [first, last) and the first MTP layer, if any, of a model on one machine.
+template <class Machine>
 class DemoStack {
  public:
   using Indexer = indexshare::ReluDotIndexer<bf16, indexshare::format::Plain<bf16>>;
   using Attention = indexshare::SparseMla<bf16, indexshare::format::Plain<bf16>>;
-  using Exec = indexshare::HostExec<PoolFor>;
-  using State = indexshare::SelectionState<Space::host>;
+  using State = StateIn<Machine::space, typename Machine::Memory>;
 
-  /// @param exec      runs the layers
+  /// @param machine   runs the layers
   /// @param requests  number of requests; `shape.keys` tokens each at most
-  DemoStack(Exec exec, std::uint64_t seed, indexshare::ModelConfig const& model,
-            indexshare::Shape const& shape, index_t requests, std::vector<std::int32_t> layers)
-      : exec_(exec),
+  DemoStack(Machine const& machine, std::uint64_t seed, indexshare::ModelConfig const& model,
+            indexshare::Shape const& shape, index_t requests,
+            std::vector<std::int32_t> const& layers)
+      : machine_(machine),
         model_(model),
         shape_(shape),
         data_(seed, shape),
-        pages_(seed, requests, shape.keys),
-        layers_(std::move(layers)) {
-    for (std::int32_t const layer : layers_) caches_.emplace(layer, LayerCaches(pages_, shape_));
+        pages_(seed, requests, shape.keys) {
+    for (std::int32_t const layer : layers) caches_.try_emplace(layer, machine_, pages_, shape_);
   }
 
   /// Appends tokens on one layer.
@@ -76,86 +75,120 @@ class DemoStack {
   template <class Share>
   void run(Share const& share, std::int32_t number, std::int32_t layer, Phase const& phase,
            indexshare::ForwardId id, State& state, LayerReport& report, DemoChecker& checker) {
-    index_t const rows = static_cast<index_t>(phase.rows.size());
-    RowInputs const values(data_, shape_, layer, phase.rows);
-    BatchRows const batch(phase.rows, pages_.table());
-    std::vector<float> const sink =
-        model_.learnable_sink ? data_.sink(layer) : std::vector<float>{};
-    out_.resize(at(rows * shape_.heads * shape_.value_dim));
-
     using Layer = indexshare::SparseAttentionLayer<MeteredIndexer<Indexer>,
                                                    MeteredTopK<indexshare::RadixTopK>, Share,
                                                    MeteredAttention<Attention>>;
     Layer const module{
         {{}, &report.indexer}, {{}, &report.topk}, share, {{}, &report.attention}, shape_, number};
-    typename Layer::template inputs<Space::host> in{};
-    in.batch = batch.view();
-    in.id = id;
-    in.attention = {indexshare::make_query<Space::host>(values.queries.data(), {rows},
-                                                        {shape_.heads}, {shape_.key_dim}),
-                    caches_.at(layer).kv(), static_cast<float>(indexshare::softmax_scale(model_)),
-                    indexshare::make_sink<Space::host>(sink.empty() ? nullptr : sink.data(),
-                                                       {static_cast<index_t>(sink.size())})};
-    if (module.is_full()) {
-      in.indexer.emplace();
-      in.indexer->q = indexshare::make_query<Space::host>(values.index_queries.data(), {rows},
-                                                          {shape_.index_heads}, {shape_.index_dim});
-      in.indexer->weights = indexshare::make_head_weights<Space::host>(
-          values.head_weights.data(), {rows}, {shape_.index_heads});
-      in.indexer->keys = caches_.at(layer).keys();
-    }
-    typename Layer::template outputs<Space::host> const outputs{
-        indexshare::make_output<Space::host>(out_.data(), {rows}, {shape_.heads},
-                                             {shape_.value_dim}),
-        {}};
+    Call const call{
+        {data_, shape_, layer, phase.rows, model_.learnable_sink}, {phase.rows, pages_}, layer, id};
+    indexshare::Rows const rows{static_cast<index_t>(phase.rows.size())};
+    out_.resize(at(rows.n * shape_.heads * shape_.value_dim));
 
-    indexshare::HostMemory& scratch = scratch_for(module);
-    require(module.run(exec_, in, state, outputs, scratch.view()));
+    typename Machine::Memory& scratch = scratch_for(module);
+    require(module.run(machine_.exec(), inputs<Layer, Machine::space>(call, module.is_full()),
+                       *state, {output<Machine::space>(rows), {}}, scratch.view()));
+    machine_.finish();
 
     report.role = module.is_full() ? "full" : "shared";
     report.source = module.source();
-    report.rows += rows;
-    for (index_t row = 0; row < rows; ++row) report.selected += state.selection().counts(row);
-    checker.check<Indexer, Attention>(shape_, in, state, outputs.out, phase.source_rows);
+    report.rows += rows.n;
+    auto const on_host = state.on_host();
+    auto const in = inputs<Layer, Space::host>(call, module.is_full());
+    for (index_t row = 0; row < rows.n; ++row) report.selected += on_host.selection().counts(row);
+    checker.check<Indexer, Attention>(shape_, in, on_host, output<Space::host>(rows),
+                                      phase.source_rows);
+    if constexpr (Machine::space == Space::device) {
+      if (module.is_full()) {
+        checker.compare_with_host<Indexer>(machine_.host(), shape_, in, on_host.selection());
+      }
+    }
   }
 
   /// Passes rows of a draft round's first selection to a later step.
-  void hand_over(State const& from, indexshare::ForwardId round,
-                 std::vector<position_t> const& rows, Phase const& phase, indexshare::ForwardId id,
-                 State& to) {
-    BatchRows const batch(phase.rows, pages_.table());
-    require(indexshare::compact_selection(
-        exec_, from, round,
-        indexshare::make_lengths<Space::host>(rows.data(), {static_cast<index_t>(rows.size())}), id,
-        batch.view(), to));
+  void hand_over(State& from, indexshare::ForwardId round, std::vector<position_t> const& rows,
+                 Phase const& phase, indexshare::ForwardId id, State& to) {
+    BatchRows<Machine> const batch(phase.rows, pages_);
+    typename Machine::template Vector<position_t> const kept(rows.begin(), rows.end());
+    auto const kept_rows = indexshare::make_lengths<Machine::space>(
+        kept.data(), indexshare::Rows{static_cast<index_t>(kept.size())});
+    require(indexshare::compact_selection(machine_.exec(), *from, round, kept_rows, id,
+                                          batch.template view<Machine::space>(), *to));
+    machine_.finish();
   }
 
  private:
+  /// What one layer call reads.
+  struct Call {
+    RowInputs<Machine> values;
+    BatchRows<Machine> batch;
+    std::int32_t layer;
+    indexshare::ForwardId id;
+  };
+
   static void require(indexshare::Status const& status) {
     if (status.ok()) return;
-    throw std::runtime_error("layer " + std::to_string(status.layer) + ": " + status.what +
-                             " (expected " + std::to_string(status.expected) + ", got " +
-                             std::to_string(status.got) + ")");
+    std::string const numbers =
+        status.code == indexshare::Errc::backend_error
+            ? "CUDA error " + std::to_string(status.cuda_error)
+            : "expected " + std::to_string(status.expected) + ", got " + std::to_string(status.got);
+    throw std::runtime_error("layer " + std::to_string(status.layer) + ": " + status.what + " (" +
+                             numbers + ")");
+  }
+
+  template <class Layer, Space S>
+  typename Layer::template inputs<S> inputs(Call const& call, bool full) const {
+    LayerCaches<Machine> const& caches = caches_.at(call.layer);
+    RowInputs<Machine> const& values = call.values;
+    typename Layer::template inputs<S> in{};
+    in.batch = call.batch.template view<S>();
+    in.id = call.id;
+    // Extents have their types spelled out: nvcc drops the braces of {x} in a template.
+    indexshare::Rows const rows{in.batch.count()};
+    in.attention.q =
+        indexshare::make_query<S>(values.queries.data(), rows, indexshare::Heads{shape_.heads},
+                                  indexshare::HeadDim{shape_.key_dim});
+    in.attention.kv = caches.template kv<S>();
+    in.attention.scale = static_cast<float>(indexshare::softmax_scale(model_));
+    if (!values.sink.empty()) {
+      in.attention.sink =
+          indexshare::make_sink<S>(values.sink.data(), indexshare::Heads{shape_.heads});
+    }
+    if (full) {
+      indexshare::Heads const heads{shape_.index_heads};
+      in.indexer.emplace();
+      in.indexer->q = indexshare::make_query<S>(values.index_queries.data(), rows, heads,
+                                                indexshare::HeadDim{shape_.index_dim});
+      in.indexer->weights =
+          indexshare::make_head_weights<S>(values.head_weights.data(), rows, heads);
+      in.indexer->keys = caches.template keys<S>();
+    }
+    return in;
+  }
+
+  template <Space S>
+  indexshare::OutputView<S, float> output(indexshare::Rows rows) {
+    return indexshare::make_output<S>(out_.data(), rows, indexshare::Heads{shape_.heads},
+                                      indexshare::HeadDim{shape_.value_dim});
   }
 
   /// One scratch for all layers, which run one after the other. 64 MiB bounds the scores.
   template <class Layer>
-  indexshare::HostMemory& scratch_for(Layer const& layer) {
-    auto const size = layer.workspace(exec_, std::size_t{64} << 20);
+  typename Machine::Memory& scratch_for(Layer const& layer) {
+    auto const size = layer.workspace(machine_.exec(), std::size_t{64} << 20);
     if (!size) require(size.error());
-    if (scratch_.view().bytes < size->bytes) scratch_ = indexshare::HostMemory(*size);
+    if (scratch_.view().bytes < size->bytes) scratch_ = typename Machine::Memory(*size);
     return scratch_;
   }
 
-  Exec exec_;
+  Machine machine_;
   indexshare::ModelConfig model_;
   indexshare::Shape shape_;
   DemoData data_;
-  Pages pages_;
-  std::vector<std::int32_t> layers_;
-  std::map<std::int32_t, LayerCaches> caches_;
-  indexshare::HostMemory scratch_;
-  std::vector<float> out_;
+  Pages<Machine> pages_;
+  std::map<std::int32_t, LayerCaches<Machine>> caches_;
+  typename Machine::Memory scratch_;
+  typename Machine::template Vector<float> out_;
 };
 
 }  // namespace programs

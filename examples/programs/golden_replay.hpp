@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "owned_state.hpp"
 #include "worst.hpp"
 
+#include <indexshare/host/memory.hpp>
 #include <indexshare/indexshare.hpp>
 #include <indexshare/io/safetensors.hpp>
 
@@ -33,6 +33,21 @@ struct GoldenReport {
   double score_error = 0;
   double lse_error = 0;
   double output_error = 0;
+};
+
+/// Memory of a replay: what executor X works on and the host reads and writes, too. This is the one
+/// of host executors; a back end with memory of its own specialises it.
+template <class X>
+struct ReplayMemory {
+  static_assert(X::space == indexshare::Space::host,
+                "specialise programs::ReplayMemory for this executor");
+  /// Made from a number of elements or from a std::vector.
+  template <class T>
+  using Array = std::vector<T>;
+  /// Made from a WorkspaceSize; for workspaces and states.
+  using Block = indexshare::HostMemory;
+  /// Waits for the executor's work.
+  static void finish(X const&) {}
 };
 
 namespace golden_detail {
@@ -74,14 +89,31 @@ class Fixture {
   indexshare::io::SafetensorsFile file_;
 };
 
+/// What the library refuses is an exception of the program, too.
+inline void require(indexshare::Status const& status) {
+  if (status.ok()) return;
+  throw std::runtime_error(std::string(status.what) + ": expected " +
+                           std::to_string(status.expected) + ", got " + std::to_string(status.got));
+}
+inline indexshare::WorkspaceSize require(
+    indexshare::Result<indexshare::WorkspaceSize> const& size) {
+  if (!size) require(size.error());
+  return *size;
+}
+
+template <class X, class T>
+using Array = typename ReplayMemory<X>::template Array<T>;
+
 /// The rows of a fixture as a batch: B requests of T columns, of which `pad` in front are none.
+template <class X>
 struct Rows {
+  static constexpr Space space = X::space;
   index_t requests;
   index_t columns;
   std::vector<position_t> pad;
-  std::vector<position_t> lengths;     ///< [rows]
-  std::vector<position_t> of_request;  ///< [rows]
-  std::vector<position_t> pages;       ///< [requests, pages per request], scattered
+  Array<X, position_t> lengths;     ///< [rows]
+  Array<X, position_t> of_request;  ///< [rows]
+  Array<X, position_t> pages;       ///< [requests, pages per request], scattered
   index_t count() const { return static_cast<index_t>(lengths.size()); }
   index_t pages_per_request() const { return (columns + page_size - 1) / page_size; }
 
@@ -89,66 +121,69 @@ struct Rows {
       : requests(fixture.extent("visible_len", 0)),
         columns(fixture.extent("input_ids", 1)),
         pad(fixture.read<position_t>("pad")),
-        lengths(fixture.read<position_t>("visible_len")) {
+        lengths(fixture.read<position_t>("visible_len")),
+        of_request(lengths.size()),
+        pages(static_cast<std::size_t>(requests * pages_per_request())) {
     for (index_t i = 0; i < count(); ++i) {
-      of_request.push_back(static_cast<position_t>(i / (count() / requests)));
+      of_request[static_cast<std::size_t>(i)] = static_cast<position_t>(i / (count() / requests));
     }
-    pages.resize(static_cast<std::size_t>(requests * pages_per_request()));
     auto const total = static_cast<position_t>(pages.size());
     for (position_t i = 0; i < total; ++i) {
       pages[static_cast<std::size_t>(i)] = total - 1 - i;  // no page where its number suggests
     }
   }
 
-  indexshare::PageTable<Space::host> table() const {
-    return indexshare::make_page_table<Space::host>(pages.data(), indexshare::Requests{requests},
-                                                    indexshare::Pages{pages_per_request()},
-                                                    indexshare::PageSize{page_size});
+  indexshare::PageTable<space> table() const {
+    return indexshare::make_page_table<space>(pages.data(), indexshare::Requests{requests},
+                                              indexshare::Pages{pages_per_request()},
+                                              indexshare::PageSize{page_size});
   }
-  indexshare::RowBatch<Space::host> batch() const {
-    return {indexshare::make_lengths<Space::host>(lengths.data(), {count()}),
-            indexshare::make_lengths<Space::host>(of_request.data(), {count()}), table(), table()};
+  indexshare::RowBatch<space> batch() const {
+    return {indexshare::make_lengths<space>(lengths.data(), {count()}),
+            indexshare::make_lengths<space>(of_request.data(), {count()}), table(), table()};
   }
 };
 
 /// A paged cache filled from a [requests, columns, lanes] tensor without its pad columns.
-template <class M>
+template <class M, class X>
 struct Cache {
-  std::vector<M> storage;
+  static constexpr Space space = X::space;
   index_t pages;
   index_t lanes;
+  Array<X, M> storage;
 
-  Cache(Rows const& rows, std::vector<M> const& tensor)
+  Cache(X const& exec, Rows<X> const& rows, std::vector<M> const& tensor)
       : pages(rows.requests * rows.pages_per_request()),
-        lanes(static_cast<index_t>(tensor.size()) / (rows.requests * rows.columns)) {
-    storage.assign(static_cast<std::size_t>(pages * page_size * lanes),
-                   indexshare::from_float<M>(std::nanf("")));
+        lanes(static_cast<index_t>(tensor.size()) / (rows.requests * rows.columns)),
+        storage(std::vector<M>(static_cast<std::size_t>(pages * page_size * lanes),
+                               indexshare::from_float<M>(std::nanf("")))) {
     for (index_t request = 0; request < rows.requests; ++request) {
       position_t const pad = rows.pad[static_cast<std::size_t>(request)];
-      std::vector<position_t> positions(static_cast<std::size_t>(rows.columns - pad));
-      std::iota(positions.begin(), positions.end(), position_t{0});
-      std::vector<position_t> const requests(positions.size(), static_cast<position_t>(request));
       index_t const tokens = rows.columns - pad;
-      auto const status = indexshare::append_rows(
-          indexshare::HostExec<>{},
-          indexshare::make_dense<Space::host, M const, 2>(
-              tensor.data() + (request * rows.columns + pad) * lanes, {tokens, lanes}),
-          indexshare::make_lengths<Space::host>(positions.data(), {tokens}),
-          indexshare::make_lengths<Space::host>(requests.data(), {tokens}), rows.table(),
-          writable());
-      if (!status.ok()) throw std::runtime_error(status.what);
+      auto const first = tensor.begin() + (request * rows.columns + pad) * lanes;
+      Array<X, M> const appended(std::vector<M>(first, first + tokens * lanes));
+      Array<X, position_t> positions(static_cast<std::size_t>(tokens));
+      std::iota(positions.data(), positions.data() + tokens, position_t{0});
+      Array<X, position_t> const requests(
+          std::vector<position_t>(positions.size(), static_cast<position_t>(request)));
+      auto const status = append_rows(
+          exec, indexshare::make_dense<space, M const, 2>(appended.data(), {tokens, lanes}),
+          indexshare::make_lengths<space>(positions.data(), {tokens}),
+          indexshare::make_lengths<space>(requests.data(), {tokens}), rows.table(), writable());
+      require(status);
+      ReplayMemory<X>::finish(exec);
     }
   }
 
   auto writable() {
-    return indexshare::make_paged_cache<Space::host>(storage.data(), indexshare::Pages{pages},
-                                                     indexshare::PageSize{page_size},
-                                                     indexshare::HeadDim{lanes});
+    return indexshare::make_paged_cache<space>(storage.data(), indexshare::Pages{pages},
+                                               indexshare::PageSize{page_size},
+                                               indexshare::HeadDim{lanes});
   }
   auto view() const {
-    return indexshare::make_paged_cache<Space::host>(storage.data(), indexshare::Pages{pages},
-                                                     indexshare::PageSize{page_size},
-                                                     indexshare::HeadDim{lanes});
+    return indexshare::make_paged_cache<space>(storage.data(), indexshare::Pages{pages},
+                                               indexshare::PageSize{page_size},
+                                               indexshare::HeadDim{lanes});
   }
 };
 
@@ -158,6 +193,9 @@ class Replay {
   using Attention = indexshare::SparseMla<float, indexshare::format::Plain<M>>;
   using Layer =
       indexshare::SparseAttentionLayer<Indexer, indexshare::RadixTopK, Schedule, Attention>;
+  static constexpr Space space = X::space;
+  using State = indexshare::SelectionState<space>;
+  using Block = typename ReplayMemory<X>::Block;
 
  public:
   Replay(X const& exec, Fixture const& fixture, Fixture const& weights)
@@ -167,7 +205,8 @@ class Replay {
         rows_(fixture),
         top_k_(fixture.read<position_t>("index_topk").at(0)),
         scale_(fixture.read<float>("softmax_scale").at(0)),
-        state_({rows_.count()}, {top_k_}) {}
+        state_memory_(State::size({rows_.count()}, {top_k_})),
+        state_(State::make(state_memory_.view(), {rows_.count()}, {top_k_}).value()) {}
 
   GoldenReport run() {
     for (std::int32_t layer = 0; layer < Schedule::layers; ++layer) {
@@ -182,54 +221,55 @@ class Replay {
   }
 
   void run_layer(std::int32_t number) {
-    Cache<M> const kv(rows_, fixture_.read<M>(name(number, "key_row")));
-    auto const q = fixture_.read<float>(name(number, "q_abs"));
+    Cache<M, X> const kv(exec_, rows_, fixture_.read<M>(name(number, "key_row")));
+    Array<X, float> const q(fixture_.read<float>(name(number, "q_abs")));
     index_t const heads = fixture_.extent(name(number, "q_abs"), 2);
     index_t const rope = 2 * fixture_.extent("rope_cos", 2);
-    Layer layer{.share = {}, .layer = number};
-    layer.shape = {.rows = rows_.count(),
-                   .keys = rows_.columns,
-                   .top_k = top_k_,
-                   .heads = heads,
-                   .key_dim = kv.lanes,
-                   .value_dim = kv.lanes - rope};
+    // Not by an assignment from a list with designators, of which nvcc 13.0 loses the gaps.
+    Layer layer{.shape = {.rows = rows_.count(),
+                          .keys = rows_.columns,
+                          .top_k = top_k_,
+                          .heads = heads,
+                          .key_dim = kv.lanes,
+                          .value_dim = kv.lanes - rope},
+                .layer = number};
 
-    typename Layer::template inputs<Space::host> in{};
+    typename Layer::template inputs<space> in{};
     in.batch = rows_.batch();
     in.id = {1, 0};
-    in.attention = {
-        indexshare::make_query<Space::host>(q.data(), {rows_.count()}, {heads}, {kv.lanes}),
-        kv.view(),
-        scale_,
-        {}};
-    std::optional<Cache<M>> keys;
-    std::vector<M> q_index;
-    std::vector<float> head_weights;
+    in.attention = {indexshare::make_query<space>(q.data(), {rows_.count()}, {heads}, {kv.lanes}),
+                    kv.view(),
+                    scale_,
+                    {}};
+    std::optional<Cache<M, X>> keys;
+    std::optional<Array<X, M>> q_index;
+    std::optional<Array<X, float>> head_weights;
     if (layer.is_full()) {
-      keys.emplace(rows_, fixture_.read<M>(name(number, "k_index")));
-      q_index = fixture_.read<M>(name(number, "q_index"));
-      head_weights = fixture_.read<float>(name(number, "head_weights"));
+      keys.emplace(exec_, rows_, fixture_.read<M>(name(number, "k_index")));
+      q_index.emplace(fixture_.read<M>(name(number, "q_index")));
+      head_weights.emplace(fixture_.read<float>(name(number, "head_weights")));
       layer.shape.index_heads = fixture_.extent(name(number, "q_index"), 2);
       layer.shape.index_dim = keys->lanes;
       in.indexer.emplace();
-      in.indexer->q = indexshare::make_query<Space::host>(q_index.data(), {rows_.count()},
-                                                          {layer.shape.index_heads}, {keys->lanes});
-      in.indexer->weights = indexshare::make_head_weights<Space::host>(
-          head_weights.data(), {rows_.count()}, {layer.shape.index_heads});
+      in.indexer->q = indexshare::make_query<space>(q_index->data(), {rows_.count()},
+                                                    {layer.shape.index_heads}, {keys->lanes});
+      in.indexer->weights = indexshare::make_head_weights<space>(
+          head_weights->data(), {rows_.count()}, {layer.shape.index_heads});
       in.indexer->keys = keys->view();
       compare_scores(number, layer.shape, *in.indexer, in.batch);
       gaps_ = fixture_.read<float>(name(number, "gap"));
     }
 
-    std::vector<float> out(static_cast<std::size_t>(rows_.count() * heads * layer.shape.value_dim));
-    std::vector<float> lse(static_cast<std::size_t>(rows_.count() * heads));
-    typename Layer::template outputs<Space::host> const outputs{
-        indexshare::make_output<Space::host>(out.data(), {rows_.count()}, {heads},
-                                             {layer.shape.value_dim}),
-        indexshare::make_lse<Space::host>(lse.data(), {rows_.count()}, {heads})};
-    indexshare::HostMemory const scratch(layer.workspace(exec_, std::size_t{1} << 22).value());
-    auto const status = layer.run(exec_, in, *state_, outputs, scratch.view());
-    if (!status.ok()) throw std::runtime_error(status.what);
+    Array<X, float> out(at(rows_.count() * heads * layer.shape.value_dim));
+    Array<X, float> lse(at(rows_.count() * heads));
+    typename Layer::template outputs<space> const outputs{
+        indexshare::make_output<space>(out.data(), {rows_.count()}, {heads},
+                                       {layer.shape.value_dim}),
+        indexshare::make_lse<space>(lse.data(), {rows_.count()}, {heads})};
+    Block const scratch(require(layer.workspace(exec_, std::size_t{1} << 22)));
+    auto const status = layer.run(exec_, in, state_, outputs, scratch.view());
+    require(status);
+    ReplayMemory<X>::finish(exec_);
 
     std::vector<bool> const comparable = compare_selection(number, layer.is_full());
     compare_outputs(number, layer.shape, out, lse, comparable);
@@ -237,14 +277,15 @@ class Replay {
 
   template <class Inputs>
   void compare_scores(std::int32_t number, indexshare::Shape const& shape, Inputs const& in,
-                      indexshare::RowBatch<Space::host> const& batch) {
-    std::vector<float> scores(static_cast<std::size_t>(rows_.count() * rows_.columns));
-    indexshare::HostMemory const scratch(indexer_workspace(exec_, Indexer{}, shape).value());
+                      indexshare::RowBatch<space> const& batch) {
+    Array<X, float> scores(at(rows_.count() * rows_.columns));
+    Block const scratch(require(indexer_workspace(exec_, Indexer{}, shape)));
     auto const status = indexer_score(
         exec_, Indexer{}, in, batch, indexshare::ScoreRequest{{0, rows_.count()}, 0},
-        indexshare::make_scores<Space::host>(scores.data(), {rows_.count()}, {rows_.columns}),
+        indexshare::make_scores<space>(scores.data(), {rows_.count()}, {rows_.columns}),
         scratch.view());
-    if (!status.ok()) throw std::runtime_error(status.what);
+    require(status);
+    ReplayMemory<X>::finish(exec_);
     auto const expected = fixture_.read<float>(name(number, "scores"));
     for (index_t row = 0; row < rows_.count(); ++row) {
       index_t const pad = rows_.pad[at(rows_.of_request[at(row)])];
@@ -259,7 +300,7 @@ class Replay {
   /// Compares each row's set and says which rows have the oracle's selection.
   std::vector<bool> compare_selection(std::int32_t number, bool full) {
     auto const expected = fixture_.read<position_t>(name(number, "selected"));
-    auto const selection = (*state_).selection();
+    auto const selection = state_.selection();
     std::vector<bool> comparable(at(rows_.count()));
     for (index_t row = 0; row < rows_.count(); ++row) {
       bool const narrow = gaps_[at(row)] < smallest_gap;
@@ -282,7 +323,7 @@ class Replay {
 
   /// o[h] = W_UV[h] * out[h], against the attention output before o_proj.
   void compare_outputs(std::int32_t number, indexshare::Shape const& shape,
-                       std::vector<float> const& out, std::vector<float> const& lse,
+                       Array<X, float> const& out, Array<X, float> const& lse,
                        std::vector<bool> const& comparable) {
     auto const kv_b = weights_.read<float>(name(number, "kv_b"));
     auto const expected = fixture_.read<M>(name(number, "o"));
@@ -319,18 +360,19 @@ class Replay {
   X exec_;
   Fixture const& fixture_;
   Fixture const& weights_;
-  Rows rows_;
+  Rows<X> rows_;
   index_t top_k_;
   float scale_;
-  OwnedState state_;
+  Block state_memory_;
+  State state_;
   std::vector<float> gaps_;
   GoldenReport report_;
 };
 
 }  // namespace golden_detail
 
-/// Replays `directory`/`name`.safetensors on executor `exec`. Throws std::runtime_error with file
-/// and tensor when a fixture cannot be read.
+/// Replays `directory`/`name`.safetensors on executor `exec` in ReplayMemory<X>. Throws
+/// std::runtime_error with file and tensor when a fixture cannot be read.
 template <class X>
 GoldenReport replay_golden(X const& exec, std::string const& directory, std::string const& name) {
   golden_detail::Fixture const fixture(directory + "/" + name + ".safetensors");

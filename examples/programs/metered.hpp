@@ -17,7 +17,7 @@ struct Meter {
   /// not told which rows of the call it gets, so there each pass counts.
   std::int64_t calls = 0;
   std::int64_t rows = 0;
-  double milliseconds = 0;
+  double milliseconds = 0;  ///< of the calls; a back end that only enqueues is not waited for
 
   template <class F>
   indexshare::Status measure(indexshare::RowRange pass, F const& f) noexcept {

@@ -9,6 +9,7 @@
 #include <indexshare/frontend/keys.hpp>
 #include <indexshare/frontend/output.hpp>
 #include <indexshare/frontend/product.hpp>
+#include <indexshare/frontend/quantize.hpp>
 #include <indexshare/frontend/queries.hpp>
 #include <indexshare/frontend/rotary.hpp>
 #include <indexshare/frontend/weights.hpp>
@@ -16,3 +17,4 @@
 #include <indexshare/host/append.hpp>
 #include <indexshare/host/frontend.hpp>
 #include <indexshare/host/product.hpp>
+#include <indexshare/host/quantize.hpp>

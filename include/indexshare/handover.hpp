@@ -24,6 +24,28 @@ Status check_plan_batch(RowBatch<S> const& batch, index_t rows) noexcept {
        check_table(kv_table_names, batch.kv_pages)});
 }
 
+// The hook of back ends whose work can be replayed: write_tag(exec, state) and compare_tag(exec,
+// state, expected, layer), found by ADL. Other executors compare on the host, in every call.
+
+/// Enqueues that the tag of `state` is written into its memory, where it is to be checked there.
+template <Executor X>
+Status write_tag_on_device(X const& x, SelectionState<X::space> const& state) noexcept {
+  if constexpr (requires { write_tag(x, state); }) {
+    if (state.tag_mismatch() != nullptr) return write_tag(x, state);
+  }
+  return {};
+}
+
+/// Enqueues the comparison of that tag with the expected one. `layer` is who reads the state.
+template <Executor X>
+Status compare_tag_on_device(X const& x, SelectionState<X::space> const& state,
+                             SelectionTag const& expected, std::int32_t layer) noexcept {
+  if constexpr (requires { compare_tag(x, state, expected, layer); }) {
+    if (state.tag_mismatch() != nullptr) return compare_tag(x, state, expected, layer);
+  }
+  return {};
+}
+
 }  // namespace detail
 
 /// Maps the selection in `state` to slots of the batch's KV pages. A full layer does it itself;
@@ -75,9 +97,10 @@ Status take_selection(X const& x, SelectionView<X::space, position_t const> cons
   }
   tag.rows = static_cast<std::int32_t>(count);
   to.set_tag(tag);
-  Status const planned = plan_group(x, batch, to);
-  if (!planned.ok()) to.clear();
-  return planned;
+  Status status = write_tag_on_device(x, to);
+  if (status.ok()) status = plan_group(x, batch, to);
+  if (!status.ok()) to.clear();
+  return status;
 }
 
 }  // namespace detail
@@ -102,8 +125,8 @@ Status import_selection(X const& x, SelectionView<X::space, position_t const> co
 /// @param rows   [draft rows] row numbers in `from`
 /// @param batch  one row per request; its requests and KV pages give the new group plan
 /// Errors: bad_value when `from` and `to` share memory (rows would overwrite each other) or, on the
-/// host, when a row number is outside the selection; stale_selection when `from` is empty or holds
-/// the selection of another forward than `round`.
+/// host, when a row number is outside the selection (on a device such a row becomes empty: count
+/// 0); stale_selection when `from` is empty or holds the selection of another forward than `round`.
 template <Executor X>
 Status compact_selection(X const& x, SelectionState<X::space> const& from, ForwardId round,
                          LengthView<X::space> const& rows, ForwardId id,
@@ -121,8 +144,9 @@ Status compact_selection(X const& x, SelectionState<X::space> const& from, Forwa
       !status.ok()) {
     return status;
   }
-  return detail::take_selection(x, from.selection(), rows, rows.extent(0),
-                                {id, 0, from.tag().source_layer}, batch, to);
+  Status const status = detail::take_selection(x, from.selection(), rows, rows.extent(0),
+                                               {id, 0, from.tag().source_layer}, batch, to);
+  return status.ok() ? detail::compare_tag_on_device(x, from, expected, -1) : status;
 }
 
 }  // namespace v0

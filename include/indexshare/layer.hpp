@@ -82,7 +82,7 @@ struct SparseAttentionLayer {
     require_policies<X>();
     Status status = check(x, in, state, out, ws);
     if constexpr (Attention::reads_selection) {
-      if (status.ok() && is_full()) status = fill(x, in, state, ws);
+      if (status.ok()) status = is_full() ? fill(x, in, state, ws) : reuse(x, in, state);
     }
     if (status.ok()) status = attend(x, in, state, out, ws);
     return status.at_layer(layer);
@@ -235,9 +235,16 @@ struct SparseAttentionLayer {
       return status;
     }
     state.set_tag(expected_tag(in.id, rows));
-    Status const planned = plan_group(x, in.batch, state);
-    if (!planned.ok()) state.clear();
-    return planned;
+    Status status = detail::write_tag_on_device(x, state);
+    if (status.ok()) status = plan_group(x, in.batch, state);
+    if (!status.ok()) state.clear();
+    return status;
+  }
+
+  template <Executor X>
+  Status reuse(X const& x, inputs<X::space> const& in,
+               SelectionState<X::space> const& state) const noexcept {
+    return detail::compare_tag_on_device(x, state, expected_tag(in.id, in.batch.count()), layer);
   }
 
   template <Executor X>

@@ -57,6 +57,33 @@ constexpr Status match_tag(SelectionTag const& expected, SelectionTag const& got
   return {};
 }
 
+/// What `validate` found, in numbers of entries and rows.
+struct SelectionReport {
+  std::int64_t outside = 0;      ///< entries below a row's count without a place in the cache
+  std::int64_t duplicates = 0;   ///< entries below a row's count that repeat an earlier one
+  std::int64_t bad_counts = 0;   ///< rows whose count is not in [0, top_k]
+  std::int64_t bad_lengths = 0;  ///< rows whose length is not in [0, shape.keys]
+
+  friend constexpr bool operator==(SelectionReport const&,
+                                   SelectionReport const&) noexcept = default;
+};
+
+/// What went wrong where nobody on the host could look: work that is replayed from a graph read a
+/// state which held another selection than its call asked for. Lies where the executor can write;
+/// the caller sets it to `{}` before and reads it after the work.
+struct TagMismatch {
+  std::uint32_t found = 0;  ///< how often; the rest describes the first
+  std::int32_t layer = -1;  ///< that read the state; -1: compact_selection
+  SelectionTag expected{};
+  SelectionTag got{};
+};
+
+/// The mismatch as the error that the same call would have met on the host.
+constexpr Status status_of(TagMismatch const& mismatch) noexcept {
+  return mismatch.found == 0 ? Status{}
+                             : match_tag(mismatch.expected, mismatch.got).at_layer(mismatch.layer);
+}
+
 /// What attention reads: the slots of a share group in one forward, computed once by its full
 /// layer. `slots` [rows, top_k], `counts` [rows]; entries at or past a row's count are not read,
 /// entries without a slot are `no_position`.
@@ -69,6 +96,9 @@ struct GroupPlan {
 /// Memory for one forward's selection, owned by the caller, apart from the workspace: indices and
 /// counts [rows, top_k] + [rows], the group plan's slots [rows, top_k], and the tag. Filled by a
 /// full layer, read by its shared layers and by recorders. Two micro-batches in flight need two.
+///
+/// The tag is compared on the host when work is enqueued. A replayed graph enqueues nothing: there
+/// `check_tags_on_device` finds a wrong order of graphs.
 template <Space S>
 class SelectionState {
  public:
@@ -125,6 +155,16 @@ class SelectionState {
   /// Forgets the selection, for example on an error path: no shared layer can read it any more.
   constexpr void clear() noexcept { tag_ = SelectionTag{}; }
 
+  /// For debugging graphs: from now on whoever fills the state writes its tag into the state's
+  /// memory too, as part of the enqueued work, and whoever reads it compares that tag and reports
+  /// a difference to `mismatch`; nullptr, as at the beginning, turns it off. Costs a kernel of one
+  /// thread per call. Turn it on before the state is filled. Executors whose calls are not replayed
+  /// (those of host memory) have nothing to add to the comparison above and ignore it.
+  constexpr void check_tags_on_device(TagMismatch* mismatch) noexcept { mismatch_ = mismatch; }
+  constexpr TagMismatch* tag_mismatch() const noexcept { return mismatch_; }
+  /// Where the enqueued work keeps the tag, in the executor's space; for back ends.
+  constexpr SelectionTag* stored_tag() const noexcept { return blocks_.tag; }
+
   /// The first `count` rows, for the layer that fills them.
   constexpr SelectionView<S> selection(index_t count) const noexcept {
     return make_selection<S>(blocks_.indices, blocks_.counts, Rows{count}, TopK{top_k_});
@@ -148,6 +188,7 @@ class SelectionState {
     position_t* indices = nullptr;
     position_t* counts = nullptr;
     position_t* slots = nullptr;
+    SelectionTag* tag = nullptr;
   };
   struct Carved {
     Blocks blocks;
@@ -159,6 +200,7 @@ class SelectionState {
     blocks.indices = carver.take<position_t>(entries);
     blocks.counts = carver.take<position_t>(saturating_area(rows, 1));
     blocks.slots = carver.take<position_t>(entries);
+    blocks.tag = carver.take<SelectionTag>(1);
     return {blocks, carver.size()};
   }
 
@@ -169,6 +211,7 @@ class SelectionState {
   std::uintptr_t end_ = 0;
   SelectionTag tag_{};
   PageTable<S> plan_pages_{};
+  TagMismatch* mismatch_ = nullptr;
 };
 
 }  // namespace v0

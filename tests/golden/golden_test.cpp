@@ -1,17 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
+#if defined(INDEXSHARE_TEST_CUDA)
+#include <indexshare/cuda/append.cuh>
+#include <indexshare/cuda/attention.cuh>
+#include <indexshare/cuda/indexer.cuh>
+#include <indexshare/cuda/selection.cuh>
+#include <indexshare/cuda/topk.cuh>
+#endif
+
 #include "golden_replay.hpp"
+
+#include "executors.hpp"
+#include "memory.hpp"
 
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
+#include <cstddef>
 #include <cstdio>
 #include <string>
+#include <tuple>
 
-using indexshare::HostExec;
-using indexshare::ReferenceExec;
+#if defined(INDEXSHARE_TEST_CUDA)
+template <>
+struct programs::ReplayMemory<test::Cuda> {
+  template <class T>
+  using Array = test::Guarded<T>;
+  class Block {
+   public:
+    explicit Block(indexshare::WorkspaceSize size) : memory_(size.bytes) {}
+    indexshare::Workspace view() const { return {memory_.data(), memory_.bytes()}; }
+
+   private:
+    mutable test::Guarded<std::byte> memory_;
+  };
+  static void finish(test::Cuda const& x) { test::finish(x); }
+};
+#endif
 
 namespace {
+
+#if defined(INDEXSHARE_TEST_CUDA)
+using GoldenExecutors = test::Executors;
+#else
+using GoldenExecutors = std::tuple<indexshare::ReferenceExec, test::Serial>;
+#endif
 
 /// A case of tests/golden with the worst errors it may show. fp32: transformers sums in fp32 in
 /// another order than we do. bf16: the oracle rounds q, keys, probabilities and outputs to bf16
@@ -32,8 +65,8 @@ std::string directory() { return std::string(INDEXSHARE_TEST_DATA_DIR) + "/golde
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("Golden: transformers' selections, reuse and outputs", "", ReferenceExec,
-                   HostExec<>) {
+TEMPLATE_LIST_TEST_CASE("Golden: transformers' selections, reuse and outputs", "",
+                        GoldenExecutors) {
   std::printf("%-16s %6s %8s %6s %7s %10s %10s %10s\n", "case", "rows", "skipped", "wrong",
               "shared", "score", "lse", "output");
   for (Case const& golden : cases) {
@@ -55,6 +88,7 @@ TEMPLATE_TEST_CASE("Golden: transformers' selections, reuse and outputs", "", Re
 }
 
 TEST_CASE("Golden: a fixture that is not there is named") {
-  CHECK_THROWS_WITH(programs::replay_golden(ReferenceExec{}, directory(), "nothing_fp32"),
-                    Catch::Matchers::ContainsSubstring("nothing_fp32"));
+  CHECK_THROWS_WITH(
+      programs::replay_golden(indexshare::ReferenceExec{}, directory(), "nothing_fp32"),
+      Catch::Matchers::ContainsSubstring("nothing_fp32"));
 }

@@ -143,8 +143,8 @@ void check_no_allocation(X const& x, std::size_t budget) {
   }
   Session next(x, model, MtpDraft{0, true}, chunk(3, 40), {8, 3}, budget);
   auto const batch = next.batch();
-  std::vector<position_t> const last{8};
-  auto const rows = make_lengths<host>(last.data(), Rows{1});
+  auto const last = test::guarded<position_t>({8});
+  auto const rows = numbers(last);
   Counts const before = now();
   Status const compacted = compact_selection(x, session.state(), session.state().tag().id, rows,
                                              {8, 3}, batch, next.state());
@@ -176,7 +176,7 @@ void check_front_end(X const& x) {
   auto const front_end = make_front_end(config, LaneBasis::hadamard).value();
   std::vector<float> const latent(
       static_cast<std::size_t>(21 * config.num_attention_heads * config.kv_lora_rank));
-  auto const u = make_dense<host, float const, 3>(
+  auto const u = make_dense<Space::host, float const, 3>(
       latent.data(), {21, config.num_attention_heads, config.kv_lora_rank});
   auto const view = weights.view();
   auto const hidden = tokens.hidden();

@@ -11,7 +11,7 @@ using PlainTypes =
 
 TEMPLATE_LIST_TEST_CASE("DIAG R148: any mix of fp32, bf16 and fp16 runs, sparse and dense",
                         "[types]", PlainTypes) {
-  check_types<TestType>(paged_or_contiguous());
+  check_types<TestType>();
 }
 
 }  // namespace

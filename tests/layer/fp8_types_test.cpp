@@ -10,7 +10,7 @@ using Fp8Types =
 
 TEMPLATE_LIST_TEST_CASE("FP8 R148: e4m3 index keys and latents run, sparse and dense", "[types]",
                         Fp8Types) {
-  check_types<TestType>(paged_or_contiguous());
+  check_types<TestType>();
 }
 
 }  // namespace

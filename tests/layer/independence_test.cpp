@@ -5,32 +5,59 @@
 #include "by_hand.hpp"
 #include "session.hpp"
 
+#include <limits>
 #include <thread>
+#include <tuple>
+#include <type_traits>
 
 namespace {
 using namespace layer_test;
 
+template <class X, class M>
+struct On {
+  using Exec = X;
+  using Model = M;
+};
+#if defined(INDEXSHARE_TEST_CUDA)
+/// What runs on the tensor cores, and what does not.
+using Tensor16 = Model<bf16, format::Plain<bf16>, format::Plain<bf16>>;
+using Setups = std::tuple<On<test::Cuda, Model<>>, On<test::Cuda, Tensor16>>;
+#else
+using Setups =
+    std::tuple<On<ReferenceExec, Model<>>, On<test::Serial, Model<>>, On<test::Threads, Model<>>>;
+#endif
+
 /// More than one block of keys and one tile of rows when scoring, more than one tile of keys and
 /// one panel of heads when attending.
+template <class M>
 Shape wide_shape() {
-  return {.rows = 32,
-          .keys = 160,
-          .top_k = 70,
-          .index_heads = 18,
-          .index_dim = 10,
-          .heads = 18,
-          .key_dim = 12,
-          .value_dim = 9};
+  Shape shape{.rows = 32,
+              .keys = 160,
+              .top_k = 70,
+              .index_heads = 18,
+              .index_dim = 10,
+              .heads = 18,
+              .key_dim = 12,
+              .value_dim = 9};
+  if (!std::is_same_v<typename M::Element, float>) {  // the widths that tensor cores run
+    shape.index_dim = 48;
+    shape.heads = 10;
+    shape.key_dim = 576;
+    shape.value_dim = 512;
+  }
+  return shape;
 }
 std::vector<position_t> const wide_contexts{160, 101, 90, 151};
 RowList wide_rows() {
   return join({chunk(3, 151, 11), chunk(0, 160), chunk(1, 75, 9), chunk(2, 4), chunk(2, 90)});
 }
-Model<> wide_model(Layout layout = {}) {
-  return Model<>(Schedule("FS"), 2, wide_shape(), layout, {}, wide_contexts);
+template <class M = Model<>>
+M wide_model(Layout layout = {}) {
+  return M(Schedule("FS"), 2, wide_shape<M>(), layout, {}, wide_contexts);
 }
 constexpr std::int32_t layers[] = {0, 1};
 
+#if !defined(INDEXSHARE_TEST_CUDA)
 TEMPLATE_LIST_TEST_CASE("RACE: the same bits on any number of threads", "[independence]",
                         test::HostExecutors) {
   Model<> model = wide_model();
@@ -58,11 +85,12 @@ TEMPLATE_LIST_TEST_CASE("TIE: the reference and the host executors select the sa
     CHECK(close(session.out(number), expected.out(number)));
   }
 }
+#endif
 
 TEMPLATE_LIST_TEST_CASE("SHARE-STALE: a row alone has the bits that it has in a batch",
-                        "[independence]", test::Executors) {
-  TestType const x{};
-  Model<> model = wide_model();
+                        "[independence]", Setups) {
+  typename TestType::Exec const x{};
+  auto model = wide_model<typename TestType::Model>();
   RowList const rows = wide_rows();
   Session whole(x, model, Schedule("FS"), rows);
   whole.run_all();
@@ -95,15 +123,15 @@ TEMPLATE_LIST_TEST_CASE("SHARE-STALE: a row alone has the bits that it has in a 
 }
 
 TEMPLATE_LIST_TEST_CASE("ADDR: results do not depend on the page layout", "[independence]",
-                        test::Executors) {
-  TestType const x{};
-  Model<> model = wide_model();
+                        Setups) {
+  typename TestType::Exec const x{};
+  auto model = wide_model<typename TestType::Model>();
   Session expected(x, model, Schedule("FS"), wide_rows());
   expected.run_all();
   auto const layout = GENERATE(Layout{4, 8, 99}, Layout{16, 2, 3}, Layout{1, 1, 4}, Layout{0, 8, 5},
                                Layout{8, 0, 6}, Layout{0, 0, 7});
   CAPTURE(layout.index_page, layout.kv_page, layout.seed);
-  Model<> moved = wide_model(layout);
+  auto moved = wide_model<typename TestType::Model>(layout);
   Session session(x, moved, Schedule("FS"), wide_rows());
   session.run_all();
   for (std::int32_t const number : layers) {
@@ -129,7 +157,7 @@ class Gapped {
       step = step * extents[i] + gap;
     }
     memory_.emplace(to_size(step), test::nan_poison);
-    view_ = make_strided<host, T, N>(memory_->data(), extents, strides);
+    view_ = make_strided<space, T, N>(memory_->data(), extents, strides);
     copy(from, view_);
   }
   View const& view() const { return view_; }
@@ -158,9 +186,9 @@ class Gapped {
 };
 
 TEMPLATE_LIST_TEST_CASE("ADDR R117: strided inputs and outputs give the same bits",
-                        "[independence]", test::Executors) {
-  TestType const x{};
-  Model<> model = wide_model();
+                        "[independence]", Setups) {
+  typename TestType::Exec const x{};
+  auto model = wide_model<typename TestType::Model>();
   Session session(x, model, Schedule("FS"), wide_rows());
   session.run_all();
   Session again(x, model, Schedule("FS"), wide_rows());
@@ -173,14 +201,15 @@ TEMPLATE_LIST_TEST_CASE("ADDR R117: strided inputs and outputs give the same bit
   in.indexer->weights = weights.view();
   // Every second length, every third request number.
   auto const count = again.row_count();
-  std::vector<position_t> lengths(to_size(2 * count), 0x7FFFFFFF);
-  std::vector<position_t> requests(to_size(3 * count), 0x7FFFFFFF);
+  auto const huge = std::numeric_limits<position_t>::max();
+  auto lengths = test::guarded(std::vector<position_t>(to_size(2 * count), huge));
+  auto requests = test::guarded(std::vector<position_t>(to_size(3 * count), huge));
   for (index_t r = 0; r < count; ++r) {
     lengths[to_size(2 * r)] = in.batch.lengths(r);
     requests[to_size(3 * r)] = in.batch.requests(r);
   }
-  in.batch.lengths = make_strided<host, position_t const, 1>(lengths.data(), {count}, {2});
-  in.batch.requests = make_strided<host, position_t const, 1>(requests.data(), {count}, {3});
+  in.batch.lengths = make_strided<space, position_t const, 1>(lengths.data(), {count}, {2});
+  in.batch.requests = make_strided<space, position_t const, 1>(requests.data(), {count}, {3});
 
   auto const dense = again.outputs(0);
   Gapped out(dense.out, 4);
@@ -188,16 +217,58 @@ TEMPLATE_LIST_TEST_CASE("ADDR R117: strided inputs and outputs give the same bit
   REQUIRE_THAT(
       again.layer(0).run(x, in, again.state(), {out.view(), lse.view()}, again.workspace()),
       succeeded());
+  test::finish(x);
   CHECK(copy_selection(again.state().selection()) == session.selected(0));
   out.copy(out.view(), dense.out);
   lse.copy(lse.view(), dense.lse);
   CHECK(again.result(0) == session.result(0));
 }
 
+#if defined(INDEXSHARE_TEST_CUDA)
+/// An executor whose work does not wait for that of x.
+CudaExec beside(CudaExec const& x) {
+  static cudaStream_t const stream = [] {
+    cudaStream_t made = nullptr;
+    test::require(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+    return made;
+  }();
+  return {stream, x.limits()};
+}
+/// Both layers of both sessions, none of which waits for the other session's.
+template <class A, class B>
+void run_together(A& a, B& b) {
+  for (std::int32_t const number : layers) {
+    REQUIRE_THAT(a.enqueue(number), succeeded());
+    REQUIRE_THAT(b.enqueue(number), succeeded());
+  }
+  test::finish(a.x);
+  test::finish(b.x);
+}
+#else
+template <class X>
+X beside(X const& x) {
+  return x;
+}
+template <class A, class B>
+void run_together(A& a, B& b) {
+  Status status_a[2];
+  Status status_b[2];
+  std::thread other([&] {  // no Catch2 assertions in here
+    for (std::int32_t const number : layers) status_b[number] = b.enqueue(number);
+  });
+  for (std::int32_t const number : layers) status_a[number] = a.enqueue(number);
+  other.join();
+  for (std::int32_t const number : layers) {
+    REQUIRE_THAT(status_a[number], succeeded());
+    REQUIRE_THAT(status_b[number], succeeded());
+  }
+}
+#endif
+
 TEMPLATE_LIST_TEST_CASE("RACE: two calls in flight with two workspaces do not touch each other",
-                        "[independence]", test::Executors) {
-  TestType const x{};
-  Model<> model = wide_model();
+                        "[independence]", Setups) {
+  typename TestType::Exec const x{};
+  auto model = wide_model<typename TestType::Model>();
   RowList const rows_a = chunk(3, 151, 9);
   RowList const rows_b = join({chunk(0, 160, 3), chunk(1, 101, 5)});
   Session alone_a(x, model, Schedule("FS"), rows_a, {1, 0});
@@ -205,20 +276,13 @@ TEMPLATE_LIST_TEST_CASE("RACE: two calls in flight with two workspaces do not to
   alone_a.run_all();
   alone_b.run_all();
   Session a(x, model, Schedule("FS"), rows_a, {1, 0}, minimum);
-  Session b(x, model, Schedule("FS"), rows_b, {1, 1}, minimum);
-  Status status_a[2];
-  Status status_b[2];
-  std::thread other([&] {
-    for (std::int32_t const number : layers) status_b[number] = b.run(number);
-  });
-  for (std::int32_t const number : layers) status_a[number] = a.run(number);
-  other.join();
+  Session b(beside(x), model, Schedule("FS"), rows_b, {1, 1}, minimum);
+  run_together(a, b);
+  CHECK(copy_selection(a.state().selection()) == alone_a.selected(0));
+  CHECK(copy_selection(b.state().selection()) == alone_b.selected(0));
   for (std::int32_t const number : layers) {
-    REQUIRE_THAT(status_a[number], succeeded());
-    REQUIRE_THAT(status_b[number], succeeded());
     CHECK(a.result(number) == alone_a.result(number));
     CHECK(b.result(number) == alone_b.result(number));
-    CHECK(b.selected(number) == alone_b.selected(number));
   }
   CHECK(a.intact());
   CHECK(b.intact());

@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#if defined(INDEXSHARE_TEST_CUDA)
+#include <indexshare/cuda/append.cuh>
+#include <indexshare/cuda/attention.cuh>
+#include <indexshare/cuda/indexer.cuh>
+#include <indexshare/cuda/selection.cuh>
+#include <indexshare/cuda/topk.cuh>
+#endif
 #include <indexshare/indexshare.hpp>
 
 #include "caches.hpp"
+#include "executors.hpp"
 #include "memory.hpp"
 #include "random.hpp"
 
@@ -22,7 +30,7 @@ namespace layer_test {
 
 using namespace indexshare;
 
-inline constexpr Space host = Space::host;
+using test::space;
 
 constexpr std::size_t to_size(index_t n) { return static_cast<std::size_t>(n); }
 
@@ -123,8 +131,8 @@ class Model {
   auto& index_keys(std::int32_t layer) { return index_keys_[to_size(layer)].value(); }
 
   /// The tables of layer 0, in force on all layers.
-  PageTable<host> kv_pages() const { return kv_.front().pages(); }
-  PageTable<host> index_pages() const {
+  PageTable<space> kv_pages() const { return kv_.front().pages(); }
+  PageTable<space> index_pages() const {
     for (auto const& cache : index_keys_) {
       if (cache) return cache->pages();
     }

@@ -32,32 +32,10 @@ Draft<X> draft(X x, Mtp& model, std::int32_t step, RowList rows, ForwardId id,
 
 /// Runs a step that brings no indexer inputs.
 template <class X>
-Status run_shared(Draft<X>& session, SelectionState<host>& state) {
+Status run_shared(Draft<X>& session, SelectionState<space>& state) {
   auto in = session.inputs(0);
   in.indexer = cuda::std::nullopt;
   return session.run(0, in, state);
-}
-
-LengthView<host> numbers(std::vector<position_t> const& values) {
-  return make_lengths<host>(values.data(), Rows{static_cast<index_t>(values.size())});
-}
-
-template <class T>
-MutableCacheView<host, format::Plain<T>> writable(test::PagedCache<format::Plain<T>>& cache) {
-  return make_paged_cache<host>(cache.memory().data(), Pages{cache.slots() / cache.page_size()},
-                                PageSize{cache.page_size()}, HeadDim{cache.lanes()});
-}
-
-/// Appends one token's row to a cache through the library.
-template <class X>
-void append(X const& x, test::PagedCache<format::Plain<float>>& cache, PageTable<host> const& pages,
-            position_t request, position_t position, std::vector<float> const& values) {
-  REQUIRE_THAT(append_rows(x,
-                           make_dense<host, float const, 2>(
-                               values.data(), {1, static_cast<index_t>(values.size())}),
-                           make_lengths<host>(&position, Rows{1}),
-                           make_lengths<host>(&request, Rows{1}), pages, writable(cache)),
-               succeeded());
 }
 
 /// The draft's token: index key and KV of the model's numbers, or KV full of NaN.
@@ -133,7 +111,7 @@ TEMPLATE_LIST_TEST_CASE("MTP R111: draft steps share the MTP layer's selection, 
     REQUIRE(step0.selected(1).row(1) == std::vector<position_t>{5, 6});
     OwnedState drafts(shape.rows, shape.top_k);
     Session step1(x, model, MtpDraft{mtp, true}, chunk(0, 9), {2, 0}, ample, mtp);
-    std::vector<position_t> const rows{1};
+    auto const rows = test::guarded<position_t>({1});
     REQUIRE_THAT(compact_selection(x, trunk.state(), trunk.state().tag().id, numbers(rows), {2, 0},
                                    step1.batch(), drafts.get()),
                  succeeded());
@@ -157,9 +135,10 @@ TEMPLATE_LIST_TEST_CASE(
   auto step0 = draft(x, model, 0, verified_rows(), {1, 0});
   REQUIRE_THAT(step0.run(0), succeeded());
   OwnedState drafts(8, model.shape.top_k);
+  auto const anchors = test::guarded(last_rows);
   auto const batch1 = draft(x, model, 1, step_rows(1), {2, 0});
-  REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(last_rows),
-                                 {2, 0}, batch1.batch(), drafts.get()),
+  REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(anchors), {2, 0},
+                                 batch1.batch(), drafts.get()),
                succeeded());
   CHECK(drafts.get().tag() == SelectionTag{{2, 0}, 3, mtp});
 
@@ -206,7 +185,7 @@ TEMPLATE_LIST_TEST_CASE(
   auto step0 = draft(x, model, 0, join({chunk(1, 12), chunk(0, 10, 3)}), {1, 0});
   REQUIRE_THAT(step0.run(0), succeeded());
   auto step1 = draft(x, model, 1, join({chunk(1, 12), chunk(0, 10)}), {2, 0});
-  std::vector<position_t> const accepted{0, 2};
+  auto const accepted = test::guarded<position_t>({0, 2});
   REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(accepted),
                                  {2, 0}, step1.batch(), step1.state()),
                succeeded());
@@ -226,8 +205,9 @@ TEMPLATE_LIST_TEST_CASE("MTP KVShare: what drafts write to the KV cache is never
     auto step0 = draft(x, model, 0, verified_rows(), {1, 0});
     REQUIRE_THAT(step0.run(0), succeeded());
     OwnedState drafts(3, model.shape.top_k);
+    auto const anchors = test::guarded(last_rows);
     auto const batch1 = draft(x, model, 1, step_rows(1), {2, 0});
-    REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(last_rows),
+    REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(anchors),
                                    {2, 0}, batch1.batch(), drafts.get()),
                  succeeded());
     for (position_t s = 1; s < 5; ++s) {
@@ -297,10 +277,11 @@ TEMPLATE_LIST_TEST_CASE("MTP R116: after an error in step 2 the next round's ste
   Mtp model = mtp_model();
   auto step0 = draft(x, model, 0, verified_rows(), {1, 0});
   OwnedState drafts(8, model.shape.top_k);
+  auto const anchors = test::guarded(last_rows);
   REQUIRE_THAT(step0.run(0), succeeded());
   auto step1 = draft(x, model, 1, step_rows(1), {2, 0});
-  REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(last_rows),
-                                 {2, 0}, step1.batch(), drafts.get()),
+  REQUIRE_THAT(compact_selection(x, step0.state(), step0.state().tag().id, numbers(anchors), {2, 0},
+                                 step1.batch(), drafts.get()),
                succeeded());
   REQUIRE_THAT(run_shared(step1, drafts.get()), succeeded());
 

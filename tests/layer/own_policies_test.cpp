@@ -211,6 +211,7 @@ static_assert(TensorLike<EngineTensor> && !TensorLike<int>);
 
 namespace {
 using namespace layer_test;
+constexpr Space host = Space::host;
 
 /// Attends to the mean of the rows that an own indexer and top-k chose.
 template <class X, class Indexer, class TopK>

@@ -90,7 +90,7 @@ TEMPLATE_LIST_TEST_CASE("SHARE-PP: an import that does not fit is refused and le
   index_t const rows = upper.row_count();
 
   SECTION("width") {
-    from.indices = make_strided<host, position_t const, 2>(
+    from.indices = make_strided<space, position_t const, 2>(
         from.indices.data_handle(), {rows, model.shape.top_k - 1}, {model.shape.top_k, 1});
     CHECK_THAT(import_selection(x, from, upper.id(), 0, batch, upper.state()),
                refused(Errc::bad_shape, "top_k").naming(6, 5));
@@ -113,12 +113,12 @@ TEMPLATE_LIST_TEST_CASE("SHARE-PP: an import that does not fit is refused and le
     CHECK(small.intact());
   }
   SECTION("no indices") {
-    from.indices = make_dense<host, position_t const, 2>(nullptr, {rows, model.shape.top_k});
+    from.indices = make_dense<space, position_t const, 2>(nullptr, {rows, model.shape.top_k});
     CHECK_THAT(import_selection(x, from, upper.id(), 0, batch, upper.state()),
                refused(Errc::missing_input, "indices"));
   }
   SECTION("no counts") {
-    from.counts = make_lengths<host>(nullptr, Rows{rows});
+    from.counts = make_lengths<space>(nullptr, Rows{rows});
     CHECK_THAT(import_selection(x, from, upper.id(), 0, batch, upper.state()),
                refused(Errc::missing_input, "counts"));
   }
@@ -134,7 +134,7 @@ TEMPLATE_LIST_TEST_CASE("SHARE-PP: a group plan without requests is refused befo
   Session session(x, model, share, mixed_rows());
   session.run_all(0, 1);
   auto batch = session.batch();
-  batch.requests = make_lengths<host>(nullptr, Rows{session.row_count()});
+  batch.requests = make_lengths<space>(nullptr, Rows{session.row_count()});
 
   CHECK_THAT(plan_group(x, batch, session.state()), refused(Errc::missing_input, "requests"));
   OwnedState upper(session.row_count(), model.shape.top_k);
@@ -163,9 +163,11 @@ TEMPLATE_LIST_TEST_CASE(
       handed.indices[to_size(r * handed.top_k + j)] = 0x7FFFFFFF;
     }
   }
-  SelectionView<host, position_t const> const from{
-      make_dense<host, position_t const, 2>(handed.indices.data(), {rows, handed.top_k}),
-      make_lengths<host>(handed.counts.data(), Rows{rows})};
+  auto const indices = test::guarded(handed.indices);
+  auto const counts = test::guarded(handed.counts);
+  SelectionView<space, position_t const> const from{
+      make_dense<space, position_t const, 2>(indices.data(), {rows, handed.top_k}),
+      numbers(counts)};
   Session upper(x, model, share, mixed_rows());
   REQUIRE_THAT(import_selection(x, from, upper.id(), 0, upper.batch(), upper.state()), succeeded());
   REQUIRE_THAT(upper.run(1), succeeded());

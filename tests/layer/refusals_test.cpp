@@ -39,8 +39,8 @@ View resized(View const& view, std::size_t dimension, index_t change) {
     extents[i] = view.extent(i) + (i == dimension ? change : 0);
     strides[i] = view.stride(i);
   }
-  return make_strided<host, typename View::element_type, View::rank()>(view.data_handle(), extents,
-                                                                       strides);
+  return make_strided<space, typename View::element_type, View::rank()>(view.data_handle(), extents,
+                                                                        strides);
 }
 /// The same view with another stride, also one that mdspan's own assertions would stop: in a
 /// caller's build they are off, and a Status must say it.
@@ -55,7 +55,7 @@ View restrided(View const& view, std::size_t dimension, index_t stride) {
     strides.fill(1);
     strides[dimension] = n;
     return std::bit_cast<Words>(
-        make_strided<host, typename View::element_type, View::rank()>(nullptr, extents, strides));
+        make_strided<space, typename View::element_type, View::rank()>(nullptr, extents, strides));
   };
   Words const probe = with_stride(1);
   Words const other = with_stride(2);
@@ -152,7 +152,7 @@ std::vector<Case<X>> common_cases() {
       {"sink of another head count",
        [](C c) {
          static float const sink[2] = {};
-         c.in.attention.sink = make_sink<host>(sink, Heads{2});
+         c.in.attention.sink = make_sink<space>(sink, Heads{2});
        },
        shape_error("sink").naming(3, 2)},
       // outputs
@@ -282,16 +282,16 @@ TEMPLATE_LIST_TEST_CASE("DIAG: a state with fewer rows than the batch is refused
              refused(Errc::bad_shape, "state").at(0).naming(9, 10));
   CHECK(session.untouched_outputs(0));
   CHECK(small.intact());
-  SelectionState<host> none;
+  SelectionState<space> none;
   CHECK_THAT(session.run(0, session.inputs(0), none),
              refused(Errc::bad_shape, "state").at(0).naming(6, 0));
 }
 
 TEST_CASE("DIAG: memory that does not do for a state is refused", "[refusals]") {
-  std::size_t const bytes = SelectionState<host>::size(Rows{10}, TopK{6}).bytes;
+  std::size_t const bytes = SelectionState<space>::size(Rows{10}, TopK{6}).bytes;
   test::Guarded<std::byte> memory(bytes);
   auto const make = [](Workspace ws, index_t count, index_t top_k) {
-    auto const state = SelectionState<host>::make(ws, Rows{count}, TopK{top_k});
+    auto const state = SelectionState<space>::make(ws, Rows{count}, TopK{top_k});
     return state ? Status{} : state.error();
   };
   CHECK_THAT(make({memory.data(), bytes}, 10, 6), succeeded());
@@ -306,7 +306,7 @@ TEST_CASE("DIAG: memory that does not do for a state is refused", "[refusals]") 
              refused(Errc::bad_value, "top_k of a SelectionState").naming(1, 0));
   for (index_t n = 1; n < 200; n += 7) {
     auto const size = [](index_t r, index_t k) {
-      return SelectionState<host>::size(Rows{r}, TopK{k}).bytes;
+      return SelectionState<space>::size(Rows{r}, TopK{k}).bytes;
     };
     CHECK(size(n + 1, 6) >= size(n, 6));
     CHECK(size(10, n + 1) >= size(10, n));

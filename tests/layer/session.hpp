@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -58,20 +59,65 @@ inline std::vector<float> to_vector(std::span<float const> values) {
   return {values.begin(), values.end()};
 }
 
-/// A SelectionState with guarded memory.
+/// A SelectionState with guarded memory, which the host reads, too.
 class OwnedState {
  public:
   OwnedState(index_t rows, index_t top_k)
-      : memory_(SelectionState<host>::size(Rows{rows}, TopK{top_k})),
-        state_(*SelectionState<host>::make(memory_.get(), Rows{rows}, TopK{top_k})) {}
+      : memory_(SelectionState<space>::size(Rows{rows}, TopK{top_k}).bytes),
+        state_(*SelectionState<space>::make({memory_.data(), memory_.bytes()}, Rows{rows},
+                                            TopK{top_k})) {}
 
-  SelectionState<host>& get() { return state_; }
+  SelectionState<space>& get() { return state_; }
   bool intact() const { return memory_.intact(); }
 
  private:
-  test::Scratch memory_;
-  SelectionState<host> state_;
+  test::Guarded<std::byte> memory_;
+  SelectionState<space> state_;
 };
+
+/// Row numbers, lengths or positions as a call takes them.
+inline LengthView<space> numbers(test::Guarded<position_t> const& values) {
+  return make_lengths<space>(values.data(), Rows{static_cast<index_t>(values.size())});
+}
+/// Some member of every row.
+inline test::Guarded<position_t> column(RowList const& rows, position_t Row::*member) {
+  test::Guarded<position_t> values(rows.size());
+  for (std::size_t r = 0; r < rows.size(); ++r) values[r] = rows[r].*member;
+  return values;
+}
+
+/// A cache as append_rows takes it.
+template <class T>
+MutableCacheView<space, format::Plain<T>> writable(test::PagedCache<format::Plain<T>>& cache) {
+  return make_paged_cache<space>(cache.memory().data(), Pages{cache.slots() / cache.page_size()},
+                                 PageSize{cache.page_size()}, HeadDim{cache.lanes()});
+}
+
+/// Appends one token's row to a cache through the library.
+template <class X>
+void append(X const& x, test::PagedCache<format::Plain<float>>& cache,
+            PageTable<space> const& pages, position_t request, position_t position,
+            std::vector<float> const& values) {
+  auto const rows = test::guarded(values);
+  auto const at = test::guarded<position_t>({position});
+  auto const of = test::guarded<position_t>({request});
+  REQUIRE_THAT(append_rows(x,
+                           make_dense<space, float const, 2>(
+                               rows.data(), {1, static_cast<index_t>(values.size())}),
+                           numbers(at), numbers(of), pages, writable(cache)),
+               succeeded());
+  test::finish(x);
+}
+
+/// Fills a workspace; what an earlier call left there means nothing.
+inline void overwrite(Workspace ws, int byte) {
+#if defined(INDEXSHARE_TEST_CUDA)
+  test::require(cudaMemset(ws.data, byte, ws.bytes));
+  test::require(cudaDeviceSynchronize());
+#else
+  std::memset(ws.data, byte, ws.bytes);
+#endif
+}
 
 /// What an output holds before a call and after a refused one.
 inline bool untouched(test::Guarded<float> const& output) {
@@ -95,7 +141,7 @@ struct FailingPolicies : Policies<M> {
   using TopK = FailingTopK;
 };
 
-inline constexpr std::size_t ample = std::size_t{1} << 20;
+inline constexpr std::size_t ample = std::size_t{1} << 22;
 
 /// The smallest budget that a layer accepts.
 template <class Layer, class X>
@@ -118,8 +164,8 @@ class Session {
   using Indexer = typename P::Indexer;
   using Attention = typename P::Attention;
   using Layer = SparseAttentionLayer<Indexer, typename P::TopK, Share, Attention>;
-  using Inputs = typename Layer::template inputs<host>;
-  using Outputs = typename Layer::template outputs<host>;
+  using Inputs = typename Layer::template inputs<space>;
+  using Outputs = typename Layer::template outputs<space>;
 
   Session(X exec, M& model, Share share, RowList rows, ForwardId id = {7, 3},
           std::size_t budget = ample, std::int32_t first_number = 0, P = {})
@@ -129,12 +175,10 @@ class Session {
         share_(share),
         rows_(std::move(rows)),
         id_(id),
+        lengths_(column(rows_, &Row::length)),
+        requests_(column(rows_, &Row::request)),
         state_(model.shape.rows, model.shape.top_k),
         scratch_(WorkspaceSize{scratch_bytes(budget)}) {
-    for (Row const& row : rows_) {
-      lengths_.push_back(row.length);
-      requests_.push_back(row.request);
-    }
     for (std::int32_t number = 0; number < model.layers(); ++number) {
       queries_.emplace_back(rows_, model.shape, number);
       out_.emplace_back(rows_.size() * to_size(model.shape.heads * model.shape.value_dim),
@@ -145,7 +189,7 @@ class Session {
   }
 
   index_t row_count() const { return static_cast<index_t>(rows_.size()); }
-  SelectionState<host>& state() { return state_.get(); }
+  SelectionState<space>& state() { return state_.get(); }
   ForwardId id() const { return id_; }
 
   Layer layer(std::int32_t number) {
@@ -157,10 +201,8 @@ class Session {
     return layer;
   }
 
-  RowBatch<host> batch() const {
-    Rows const rows{row_count()};
-    return {make_lengths<host>(lengths_.data(), rows), make_lengths<host>(requests_.data(), rows),
-            model_.index_pages(), model_.kv_pages()};
+  RowBatch<space> batch() const {
+    return {numbers(lengths_), numbers(requests_), model_.index_pages(), model_.kv_pages()};
   }
 
   /// Inputs of a layer that has caches and queries of its own.
@@ -173,36 +215,42 @@ class Session {
     LayerQueries<typename M::Element>& data = queries_[to_size(number)];
     Shape const& shape = model_.shape;
     Rows const rows{row_count()};
-    return typename Indexer::template inputs<host>{
-        make_query<host>(data.index_q.data(), rows, Heads{shape.index_heads},
-                         HeadDim{shape.index_dim}),
-        make_head_weights<host>(data.weights.data(), rows, Heads{shape.index_heads}),
+    return typename Indexer::template inputs<space>{
+        make_query<space>(data.index_q.data(), rows, Heads{shape.index_heads},
+                          HeadDim{shape.index_dim}),
+        make_head_weights<space>(data.weights.data(), rows, Heads{shape.index_heads}),
         model_.index_keys(number).view()};
   }
   auto attention_inputs(std::int32_t number) {
     Shape const& shape = model_.shape;
-    return typename Attention::template inputs<host>{
-        make_query<host>(queries_[to_size(number)].q.data(), Rows{row_count()}, Heads{shape.heads},
-                         HeadDim{shape.key_dim}),
+    return typename Attention::template inputs<space>{
+        make_query<space>(queries_[to_size(number)].q.data(), Rows{row_count()}, Heads{shape.heads},
+                          HeadDim{shape.key_dim}),
         model_.kv(number).view(), 0.125f};
   }
   Outputs outputs(std::int32_t number) {
     Shape const& shape = model_.shape;
     Rows const rows{row_count()};
-    return {make_output<host>(out_[to_size(number)].data(), rows, Heads{shape.heads},
-                              HeadDim{shape.value_dim}),
-            make_lse<host>(lse_[to_size(number)].data(), rows, Heads{shape.heads})};
+    return {make_output<space>(out_[to_size(number)].data(), rows, Heads{shape.heads},
+                               HeadDim{shape.value_dim}),
+            make_lse<space>(lse_[to_size(number)].data(), rows, Heads{shape.heads})};
   }
 
-  /// Runs one layer and keeps its selection.
+  /// Runs one layer, waits for it and keeps its selection.
   Status run(std::int32_t number) { return run(number, inputs(number)); }
   Status run(std::int32_t number, Inputs const& in) { return run(number, in, state()); }
-  Status run(std::int32_t number, Inputs const& in, SelectionState<host>& state) {
-    Status const status = layer(number).run(x, in, state, outputs(number), scratch_.get());
+  Status run(std::int32_t number, Inputs const& in, SelectionState<space>& state) {
+    Status const status = enqueue(number, in, state);
+    test::finish(x);
     if (status.ok() && Attention::reads_selection) {
       selected_[to_size(number)] = copy_selection(state.selection());
     }
     return status;
+  }
+  /// Runs one layer without waiting for it.
+  Status enqueue(std::int32_t number) { return enqueue(number, inputs(number), state()); }
+  Status enqueue(std::int32_t number, Inputs const& in, SelectionState<space>& state) {
+    return layer(number).run(x, in, state, outputs(number), scratch_.get());
   }
   /// Runs layers [first, last).
   void run_all(std::int32_t first, std::int32_t last) {
@@ -265,8 +313,8 @@ class Session {
   Share share_;
   RowList rows_;
   ForwardId id_;
-  std::vector<position_t> lengths_;
-  std::vector<position_t> requests_;
+  test::Guarded<position_t> lengths_;
+  test::Guarded<position_t> requests_;
   std::vector<LayerQueries<typename M::Element>> queries_;
   std::vector<test::Guarded<float>> out_;
   std::vector<test::Guarded<float>> lse_;

@@ -118,13 +118,14 @@ TEMPLATE_LIST_TEST_CASE("SHARE-STALE R104: F S S F runs two indexers, in every k
 }
 
 // R109: what a shared layer would write lies in no cache.
-TEST_CASE("SHARE-CACHE R106, R109: shared layers own no index-key cache", "[share]") {
+TEMPLATE_LIST_TEST_CASE("SHARE-CACHE R106, R109: shared layers own no index-key cache", "[share]",
+                        test::Executors) {
   Schedule const share("FFFSSSFSSSFS");
   Model<> model(share, 12);
   int caches = 0;
   for (std::int32_t number = 0; number < 12; ++number) caches += model.has_index_keys(number);
   CHECK(caches == 5);
-  Session session(ReferenceExec{}, model, share, mixed_rows());
+  Session session(TestType{}, model, share, mixed_rows());
   session.run_all();
   CHECK(session.calls.scores == 5);
 }

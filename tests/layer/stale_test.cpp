@@ -124,11 +124,12 @@ TEMPLATE_LIST_TEST_CASE("SHARE-STALE R103: a shared layer runs alone on an impor
   whole.run_all();
 
   // Only what a recorder holds: plain arrays.
-  Selected recorded = whole.selected(0);
-  SelectionView<host, position_t const> const from{
-      make_dense<host, position_t const, 2>(recorded.indices.data(),
-                                            {whole.row_count(), model.shape.top_k}),
-      make_lengths<host>(recorded.counts.data(), Rows{whole.row_count()})};
+  auto const indices = test::guarded(whole.selected(0).indices);
+  auto const counts = test::guarded(whole.selected(0).counts);
+  SelectionView<space, position_t const> const from{
+      make_dense<space, position_t const, 2>(indices.data(),
+                                             {whole.row_count(), model.shape.top_k}),
+      numbers(counts)};
   for (std::int32_t number = 1; number < 4; ++number) {
     Session alone(x, model, share, mixed_rows(), {99, 1});
     REQUIRE_THAT(import_selection(x, from, {99, 1}, 0, alone.batch(), alone.state()), succeeded());

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # cmake -DSOURCE=... -DBINARY=... -DGENERATOR=... -DCOMPILER=... -DCCCL=... -DSTAGE=... -DSOURCE_TREE=...
-#   -P build_consumer.cmake
+#   "-DOPTIONS=-Dname=value;..." -P build_consumer.cmake
 # Configures, builds and tests a project in a fresh directory.
 
 file(REMOVE_RECURSE ${BINARY})
@@ -11,6 +11,7 @@ execute_process(COMMAND ${CMAKE_COMMAND} -S ${SOURCE} -B ${BINARY} -G ${GENERATO
     -DINDEXSHARE_CCCL_INCLUDE_DIR=${CCCL}
     -DCMAKE_PREFIX_PATH=${STAGE}
     -DINDEXSHARE_SOURCE_TREE=${SOURCE_TREE}
+    ${OPTIONS}
     --no-warn-unused-cli
   COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${CMAKE_COMMAND} --build ${BINARY} COMMAND_ERROR_IS_FATAL ANY)

@@ -28,7 +28,8 @@ DemoResult run_demo(indexshare::ModelConfig const& model, DemoSettings settings)
   settings.context = 300;
   settings.decode_steps = 2;
   ThreadPool pool(settings.threads);
-  return Demo(model, glm52_plan(), settings, pool, [](std::string const&) {}).run();
+  HostMachine const machine{&pool};
+  return Demo(model, glm52_plan(), settings, machine, [](std::string const&) {}).run();
 }
 
 std::int64_t indexer_calls(StackReport const& stack) {

@@ -105,6 +105,7 @@ inline Sum index_score(std::span<float const> q, std::span<float const> weights,
 /// Attention of one head of one row.
 struct Attended {
   std::vector<double> out;
+  std::vector<double> magnitudes;  ///< of the terms of `out`, added up
   double lse = -std::numeric_limits<double>::infinity();
   double out_tolerance = 0;  ///< before rounding to the output type
   double lse_tolerance = 0;
@@ -115,6 +116,7 @@ inline Attended attend(std::span<float const> q, std::vector<std::span<float con
                        index_t value_dim, double scale, float const* sink = nullptr) {
   Attended result;
   result.out.assign(static_cast<std::size_t>(value_dim), 0.0);
+  result.magnitudes = result.out;
   if (keys.empty()) return result;
   std::vector<double> logits;
   double largest = -std::numeric_limits<double>::infinity();
@@ -137,12 +139,14 @@ inline Attended attend(std::span<float const> q, std::vector<std::span<float con
     total += weight;
     for (std::size_t v = 0; v < result.out.size(); ++v) {
       result.out[v] += weight * static_cast<double>(keys[s][v]);
+      result.magnitudes[v] += weight * std::abs(static_cast<double>(keys[s][v]));
     }
   }
   result.lse = largest + std::log(total);
   double factor = 1 / total;
   if (sink != nullptr) factor /= 1 + std::exp(static_cast<double>(*sink) - result.lse);
   for (double& out : result.out) out *= factor;
+  for (double& magnitude : result.magnitudes) magnitude *= factor;
   // A logit that is off by e moves each weight by a factor exp(e), and so does its total.
   auto const n = static_cast<index_t>(keys.size());
   result.out_tolerance = largest_value * 2 * logit_error + tolerance(n, largest_value);

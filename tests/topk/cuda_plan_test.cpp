@@ -97,9 +97,8 @@ TEST_CASE("CUDA top-k: what cannot run is refused with the limit", "[topk]") {
   refused(good, shape_of(1, max_position + 1, 4), "keys of a row", max_position, max_position + 1);
   refused(good, shape_of(max_position + 1, 10, 4), "rows", max_position, max_position + 1);
   // 129 blocks for each row of 1 M keys
-  refused(good, shape_of(max_position / 129 + 1, 1048576, 4), "rows", max_position / 129,
-          max_position / 129 + 1);
-  CHECK(topk_plan(good, shape_of(max_position / 129, 1048576, 4)).has_value());
+  // more blocks than one grid holds go in several launches
+  CHECK(topk_plan(good, shape_of(max_position / 129 + 1, 1048576, 4)).has_value());
   CHECK(topk_plan(good, shape_of(max_position, 10, 4)).has_value());
 }
 

@@ -6,6 +6,7 @@
 #include <indexshare/cuda/detail/topk_kernels.cuh>
 #include <indexshare/cuda/exec.cuh>
 #include <indexshare/cuda/topk_plan.hpp>
+#include <indexshare/select.hpp>
 #include <indexshare/topk/radix.hpp>
 
 #include <cstdint>
@@ -40,17 +41,20 @@ Status radix_select(CudaExec const& x, ScoreView<Space::device, Score const> con
   WorkspaceCarver carver(ws);
   TopKBuffers const buffers =
       plan->row_chunks > 0 ? carve_topk<Wide>(carver, shape.rows, plan->row_chunks) : TopKBuffers{};
-  auto const shape_of = [](TopKLaunch const& kernel) {
-    return LaunchShape{dim3(static_cast<unsigned>(kernel.blocks)), kernel.threads,
-                       kernel.shared_bytes};
+  auto const shape_of = [](TopKLaunch const& kernel, index_t blocks) {
+    return LaunchShape{dim3(static_cast<unsigned>(blocks)), kernel.threads, kernel.shared_bytes};
   };
   bool const narrow = shape.keys <= Narrow::row_keys;
   Status const status =
       launch(x, plan->rows.kernel, narrow ? topk_row<Narrow, Score> : topk_row<Wide, Score>,
-             shape_of(plan->rows), rows, buffers);
-  if (!status.ok()) return status;
-  return launch(x, plan->chunks.kernel, topk_chunk<Wide, Score>, shape_of(plan->chunks), rows,
-                buffers, static_cast<std::uint32_t>(plan->row_chunks));
+             shape_of(plan->rows, plan->rows.blocks), rows, buffers);
+  if (!status.ok() || plan->row_chunks == 0) return status;
+  // a grid has no more than max_position blocks
+  return for_each_pass(shape.rows, max_position / plan->row_chunks, [&](RowRange pass) noexcept {
+    return launch(x, plan->chunks.kernel, topk_chunk<Wide, Score>,
+                  shape_of(plan->chunks, pass.count * plan->row_chunks), rows, buffers,
+                  static_cast<std::uint32_t>(plan->row_chunks), pass.first);
+  });
 }
 
 }  // namespace detail

@@ -133,7 +133,7 @@ struct TopKLaunch {
 struct TopKPlan {
   TopKLaunch rows;         ///< one block per row
   TopKLaunch chunks;       ///< one block per chunk of a row, where rows may be long
-  index_t row_chunks = 0;  ///< chunks of one row
+  index_t row_chunks = 0;  ///< chunks of one row; a launch takes max_position / row_chunks rows
   WorkspaceSize workspace{};
 };
 
@@ -168,10 +168,6 @@ constexpr Result<TopKPlan> plan_topk(DeviceLimits const& limits, Shape const& sh
   }
   if (keys > Wide::row_keys) {
     plan.row_chunks = topk_chunks<Wide>(keys, slack);
-    if (rows > max_position / plan.row_chunks) {
-      return refuse(failure(Errc::unsupported, "top-k: rows of one call on CUDA at this width",
-                            max_position / plan.row_chunks, rows));
-    }
     plan.chunks = {"topk_chunk", rows * plan.row_chunks, Wide::threads, topk_chunk_bytes<Wide>()};
     WorkspaceCarver carver;
     carve_topk<Wide>(carver, rows, plan.row_chunks);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <indexshare/cache.hpp>
-#include <indexshare/detail/check.hpp>
+#include <indexshare/detail/append.hpp>
 #include <indexshare/element.hpp>
 #include <indexshare/exec.hpp>
 
@@ -10,19 +10,6 @@
 
 namespace indexshare {
 inline namespace v0 {
-
-namespace detail {
-
-template <class T, class Row>
-constexpr T stored_as(Row value) noexcept {
-  if constexpr (std::is_same_v<T, Row>) {
-    return value;
-  } else {
-    return from_float<T>(value);
-  }
-}
-
-}  // namespace detail
 
 /// Writes token rows into a plain cache: index keys, or latent | rope rows. Called before the
 /// layer's `run`, on every layer that owns the cache, also where the selection will be reused or
@@ -41,24 +28,7 @@ requires(std::is_same_v<Row, T> || std::is_same_v<Row, float>) Status
                 PageTable<Space::host> const& pages,
                 MutableCacheView<Space::host, format::Plain<T>> const& cache)
 noexcept {
-  constexpr detail::CacheNames names{"memory of the cache to append to",
-                                     "lanes of the rows to append",
-                                     "block size of the cache against the table's page_size",
-                                     "blocks of the cache (slots are int32)",
-                                     "strides of the cache",
-                                     "format of the cache"};
-  if (Status const status = detail::first_failure(
-          {detail::check_extent("positions of the rows to append", rows.extent(0),
-                                positions.extent(0)),
-           detail::check_extent("requests of the rows to append", rows.extent(0),
-                                requests.extent(0)),
-           detail::check_readable("rows to append", rows),
-           detail::check_readable("positions of the rows to append", positions),
-           detail::check_readable("requests of the rows to append", requests),
-           detail::check_table(
-               {"page_size of the page table", "pages of the page table", "page table"}, pages),
-           detail::check_cache(names, cache, rows.extent(1), pages),
-           detail::check_distinct_rows(names, cache)});
+  if (Status const status = detail::check_append(rows, positions, requests, pages, cache);
       !status.ok()) {
     return status;
   }

@@ -4,6 +4,7 @@
 #include <indexshare/cache.hpp>
 #include <indexshare/concepts.hpp>
 #include <indexshare/detail/check.hpp>
+#include <indexshare/selection.hpp>
 
 #include <cstdint>
 
@@ -55,17 +56,6 @@ Status gather_selection(X const&, SelectionView<Space::host, position_t const> c
   }
   return {};
 }
-
-/// What `validate` found, in numbers of entries and rows.
-struct SelectionReport {
-  std::int64_t outside = 0;      ///< entries below a row's count without a place in the cache
-  std::int64_t duplicates = 0;   ///< entries below a row's count that repeat an earlier one
-  std::int64_t bad_counts = 0;   ///< rows whose count is not in [0, top_k]
-  std::int64_t bad_lengths = 0;  ///< rows whose length is not in [0, shape.keys]
-
-  friend constexpr bool operator==(SelectionReport const&,
-                                   SelectionReport const&) noexcept = default;
-};
 
 /// Reports what the kernels tolerate by their rules (entries outside contribute nothing, duplicates
 /// count each time, lengths are clamped) but what a correct caller never passes. Quadratic in k; a

@@ -349,19 +349,20 @@ __device__ bool arrives_last(TopKScratch<T>& scratch, std::uint32_t& arrived,
   return scratch.word == blocks - 1;
 }
 
-/// One block per chunk of a row, for rows of more than T::row_keys scores. Each block reads its
-/// chunk once and appends the scores that pass the row's threshold to the row's candidates; the
-/// last block of a row selects from them.
+/// One block per chunk of a row, from `first_row` on, for rows of more than T::row_keys scores.
+/// Each block reads its chunk once and appends the scores that pass the row's threshold to the
+/// row's candidates; the last block of a row selects from them.
 ///
 /// In a chunk, warp w has T::scores_per_thread groups of 32 neighbouring scores, lane by lane, so
 /// that ballots give the order of positions. Chunks begin at 128-byte lines.
 template <class T, class Score>
 INDEXSHARE_KERNEL void __launch_bounds__(T::threads, 2)
-    topk_chunk(TopKRows<Score> rows, TopKBuffers buffers, std::uint32_t row_chunks) {
+    topk_chunk(TopKRows<Score> rows, TopKBuffers buffers, std::uint32_t row_chunks,
+               index_t first_row) {
   extern __shared__ uint4 topk_memory[];
   auto& scratch = *reinterpret_cast<TopKScratch<T>*>(topk_memory);
 
-  index_t const number = blockIdx.x / row_chunks;
+  index_t const number = first_row + blockIdx.x / row_chunks;
   std::uint32_t const chunk = blockIdx.x % row_chunks;
   TopKThreshold const threshold = load_by_lanes(buffers.thresholds + number);
   std::uint32_t const length = threshold.length;

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/attention/mla.hpp>
+#include <indexshare/cuda/attention_plan.hpp>
+#include <indexshare/cuda/detail/attend_load.cuh>
+
+#include <cstdint>
+#include <type_traits>
+
+/// @file From running sums to outputs, at the end of a row or of the merge of its splits.
+
+namespace indexshare {
+inline namespace v0 {
+namespace detail {
+
+/// A reference below every logit: no key was seen. Finite, so that it can be subtracted.
+inline constexpr float lowest_reference = -3.4028235e38f;
+
+/// Rounds two values to nearest even, in hardware where the type is known.
+template <class Out>
+__device__ inline void round_two(float a, float b, Out& out_a, Out& out_b) {
+  if constexpr (std::is_same_v<Out, bf16> || std::is_same_v<Out, fp16>) {
+    std::uint32_t const pair = pack_pair<Out>(a, b);
+    out_a = {static_cast<std::uint16_t>(pair)};
+    out_b = {static_cast<std::uint16_t>(pair >> 16)};
+  } else {
+    out_a = from_float<Out>(a);
+    out_b = from_float<Out>(b);
+  }
+}
+
+/// From a head's softmax, sum 2^(logit - reference) = total, to its lse and to what its sums of
+/// values are multiplied by. The sink enters here, once.
+template <class Out>
+__device__ inline float finish_head(SinkView<Space::device> const& sink,
+                                    LseView<Space::device> const& lse_of, index_t row, index_t head,
+                                    float reference, float total) {
+  constexpr float ln_2 = 0.6931471805599453f;
+  bool const empty = total == 0;
+  float const lse = empty ? minus_infinity() : (reference + log2f(total)) * ln_2;
+  float factor = empty ? 0.0f : 1.0f / total;
+  if (sink.data_handle() != nullptr && !empty) {
+    // exp(lse) / (exp(lse) + exp(sink)) without overflow
+    factor /= 1.0f + expf(sink(head) - lse);
+  }
+  if (lse_of.data_handle() != nullptr) lse_of(row, head) = lse;
+  return factor;
+}
+
+/// Number of the partial result of a block's first head; those of the next heads follow.
+template <class Call>
+__device__ inline index_t part_of(Call const& call, AttendPlace const& place) {
+  index_t const heads = call.out.out.extent(1);
+  return (place.row_in_pass * call.splits + place.split) * heads + place.first_head;
+}
+
+/// How the value lanes of partial results lie.
+enum class PartialOrder {
+  lanes,      ///< one after the other
+  fragments,  ///< of each 16: 0, 8, 1, 9, ... as a thread has them after a product
+};
+
+/// What the merge is given.
+template <class Out>
+struct AttendMerge {
+  MlaOutputs<Out, Space::device> out;
+  SinkView<Space::device> sink;
+  index_t first_row;
+  index_t rows;
+  int splits;
+  PartialOrder order;
+  AttendPartials partials;
+
+  static constexpr int warps = 2;
+  static constexpr int threads = 32 * warps;
+};
+
+/// Lanes of a thread at a time: groups of four, 128 apart.
+inline constexpr int merge_lanes = 16;
+
+/// sums += w * values. `Whole`: all lanes exist, groups begin at multiples of 16 bytes.
+template <bool Whole>
+__device__ __forceinline__ void add_lanes(float const* values, index_t rest, float w,
+                                          float (&sums)[merge_lanes]) {
+  for (int i = 0; i < merge_lanes; i += 4) {
+    if constexpr (Whole) {
+      float4 const v = *reinterpret_cast<float4 const*>(values + 32 * i);
+      sums[i] = fmaf(w, v.x, sums[i]);
+      sums[i + 1] = fmaf(w, v.y, sums[i + 1]);
+      sums[i + 2] = fmaf(w, v.z, sums[i + 2]);
+      sums[i + 3] = fmaf(w, v.w, sums[i + 3]);
+    } else {
+      for (int k = 0; k < 4; ++k) {
+        if (32 * i + k < rest) sums[i + k] = fmaf(w, values[32 * i + k], sums[i + k]);
+      }
+    }
+  }
+}
+
+/// Sums of a thread's lanes over the splits, in their order. `weights`: one per split.
+template <bool Whole>
+__device__ __forceinline__ void merge_splits(float const* values, index_t next, index_t rest,
+                                             int splits, float const* weights,
+                                             float (&sums)[merge_lanes]) {
+  for (int split = 0; split < splits; ++split, values += next) {
+    float const w = weights[split];
+    if (w != 0) add_lanes<Whole>(values, rest, w, sums);  // an empty split wrote no values
+  }
+}
+
+template <class Out>
+__device__ __forceinline__ void put_merged(float const (&sums)[merge_lanes], float factor,
+                                           index_t rest, PartialOrder order, Out* target) {
+  if (order == PartialOrder::fragments) {  // 512 lanes; `target` is that of lane 4 * thread
+    target -= 2 * (threadIdx.x % 4);
+    for (int i = 0; i < merge_lanes; i += 4) {
+      Out* const here = target + 32 * i;
+      round_two(sums[i] * factor, sums[i + 2] * factor, here[0], here[1]);
+      round_two(sums[i + 1] * factor, sums[i + 3] * factor, here[8], here[9]);
+    }
+    return;
+  }
+  for (int i = 0; i < merge_lanes; ++i) {
+    int const lane = 32 * (i / 4 * 4) + i % 4;
+    if (lane < rest) target[lane] = from_float<Out>(sums[i] * factor);
+  }
+}
+
+/// Adds up the splits of one head of one row per warp, in the order of the keys. The partial
+/// results were written by the kernel before this one on the stream: its end orders them.
+template <class Out>
+INDEXSHARE_KERNEL void __launch_bounds__(AttendMerge<Out>::threads)
+    attend_merge_kernel(__grid_constant__ AttendMerge<Out> const merge) {
+  __shared__ float weights[AttendMerge<Out>::warps][32];
+  auto const& out = merge.out.out;
+  index_t const heads = out.extent(1);
+  auto const warp = threadIdx.x / 32;
+  int const thread = static_cast<int>(threadIdx.x % 32);
+  index_t const which = index_t{blockIdx.x} * AttendMerge<Out>::warps + warp;
+  if (which >= merge.rows * heads) return;
+  index_t const row = which / heads;
+  index_t const head = which - row * heads;
+  index_t const first_part = row * merge.splits * heads + head;
+
+  float total = 0;  // of split `thread`
+  float reference = lowest_reference;
+  if (thread < merge.splits) {
+    total = merge.partials.sums[first_part + thread * heads];
+    if (total != 0) reference = merge.partials.references[first_part + thread * heads];
+  }
+  float largest = reference;
+  for (int step = 1; step < merge.splits; step *= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(full_warp, largest, step));
+  }
+  float const weight = total == 0 ? 0.0f : exp2f(reference - largest);
+  weights[warp][thread] = weight;
+  total *= weight;
+  for (int step = 1; step < merge.splits; step *= 2) {
+    total += __shfl_xor_sync(full_warp, total, step);
+  }
+  float factor = 0;
+  if (thread == 0) {
+    factor =
+        finish_head<Out>(merge.sink, merge.out.lse, merge.first_row + row, head, largest, total);
+  }
+  factor = __shfl_sync(full_warp, factor, 0);  // the weights are there, too
+
+  index_t const value_dim = out.extent(2);
+  Out* const target =
+      out.data_handle() + (merge.first_row + row) * out.stride(0) + head * out.stride(1);
+  float const* const values = merge.partials.values + first_part * value_dim;
+  index_t const next = heads * value_dim;  // from split to split
+  for (index_t first = 0; first < value_dim; first += 32 * merge_lanes) {
+    index_t const lane = first + 4 * thread;
+    index_t const rest = value_dim - lane;
+    float sums[merge_lanes] = {};
+    if (value_dim % (32 * merge_lanes) == 0) {
+      merge_splits<true>(values + lane, next, rest, merge.splits, weights[warp], sums);
+    } else {
+      merge_splits<false>(values + lane, next, rest, merge.splits, weights[warp], sums);
+    }
+    put_merged(sums, factor, rest, merge.order, target + lane);
+  }
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace indexshare
