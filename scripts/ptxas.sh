@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Compiles the hot kernels for the machine code of every supported GPU generation. A spilled register or local
-# memory is an error. Prints registers and shared memory per kernel and architecture, and writes them to
-# build/ptxas.tsv: architecture, kernel, registers, static shared bytes, local bytes.
+# Compiles the kernels to the machine code of every supported GPU generation. A spilled register or local memory in
+# a hot kernel is an error; the general ones (any types and widths: *_any_*, *_scalar_*) are only reported. Prints
+# registers per kernel and architecture, and writes build/ptxas.tsv: architecture, kernel, registers, static shared
+# bytes, local bytes.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$repo/scripts/_setup.sh"
@@ -14,7 +15,7 @@ architectures=(80 86 89 90 100 120)
 mkdir -p build/ptxas
 compile() {  # one architecture
   "$nvcc" -std=c++20 -O3 -Iinclude -cubin -gencode "arch=compute_$1,code=sm_$1" \
-    -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror tests/cuda/hot_kernels.cu -o "build/ptxas/sm_$1.cubin" \
+    -Xptxas -v,-warn-spills,-warn-lmem-usage tests/cuda/hot_kernels.cu -o "build/ptxas/sm_$1.cubin" \
     >"build/ptxas/sm_$1.log" 2>&1 || { cat "build/ptxas/sm_$1.log"; return 1; }
 }
 export -f compile
@@ -39,7 +40,9 @@ awk -F'\t' '
   { name = $2; sub(/^(void )?indexshare::v0::detail::/, "", name); gsub(/indexshare::v0::(detail::)?/, "", name)
     if (!(name in seen)) { seen[name] = ++kernels; order[kernels] = name }
     if (!($1 in arch)) { arch[$1] = ++n; title[n] = $1 }
-    registers[name, $1] = $3; local += $5 }
+    registers[name, $1] = $3
+    if ($5 > 0 && name ~ /_(any|scalar)_/) general += $5
+    else if ($5 > 0) { hot += $5; print "error: " $1 ": " $5 " bytes of local memory in " name } }
   END {
     printf "registers per thread, %d kernels:", kernels
     for (i = 1; i <= n; ++i) printf " %7s", title[i]
@@ -48,5 +51,6 @@ awk -F'\t' '
       for (i = 1; i <= n; ++i) printf "%7s", registers[order[k], title[i]]
       print "  " order[k]
     }
-    printf "local memory: %d bytes in all\n", local
+    printf "local memory: %d bytes in hot kernels, %d in general ones, of all architectures\n", hot, general
+    exit hot > 0
   }' build/ptxas.tsv

@@ -88,9 +88,9 @@ AttendCall<Query, KvFormat, Out> make_attend_call(
   call.out = out;
   call.keys = keys;
   call.keys_per_split = plan.keys_per_split;
-  call.splits = plan.splits;
-  call.head_groups = plan.head_groups;
-  call.value_groups = plan.value_groups;
+  call.splits = static_cast<std::uint32_t>(plan.splits);
+  call.head_groups = static_cast<std::uint32_t>(plan.head_groups);
+  call.value_groups = static_cast<std::uint32_t>(plan.value_groups);
   call.partials = partials;
   bool const flat = in.kv.blocks <= 1 || in.kv.block_stride == in.kv.block_size * in.kv.row_stride;
   call.rows = {reinterpret_cast<std::byte const*>(in.kv.data), in.kv.block_stride * kv,

@@ -21,10 +21,13 @@ constexpr Tensor<S, T, Rank> to_view(Array<U, Rank> const& array) noexcept {
   static_assert(std::is_const_v<T> || !std::is_const_v<U>);
   cuda::std::array<index_t, Rank> extents{};
   cuda::std::array<index_t, Rank> strides{};
+  bool empty = false;
   for (std::size_t i = 0; i < Rank; ++i) {
     extents[i] = array.extents[i];
-    strides[i] = array.strides[i];
+    empty = empty || extents[i] == 0;
   }
+  // of an absent array strides are 0, which mdspan does not take
+  for (std::size_t i = 0; i < Rank; ++i) strides[i] = empty ? 1 : array.strides[i];
   return make_strided<S, T, Rank>(static_cast<T*>(array.data), extents, strides);
 }
 

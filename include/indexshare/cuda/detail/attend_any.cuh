@@ -44,7 +44,7 @@ class AttendAnyBlock {
   using Call = AttendCall<Query, KvFormat, Out>;
   using B = AttendAny;
 
-  __device__ AttendAnyBlock(Call const& call, AttendPlace const& place, index_t value_group,
+  __device__ AttendAnyBlock(Call const& call, AttendPlace const& place, std::uint32_t value_group,
                             float* shared)
       : call_(call),
         place_(place),
@@ -243,9 +243,9 @@ template <class Query, class KvFormat, class Out>
 INDEXSHARE_KERNEL void __launch_bounds__(AttendAny::threads)
     attend_any_kernel(__grid_constant__ AttendCall<Query, KvFormat, Out> const call) {
   extern __shared__ __align__(128) std::byte attend_shared[];
-  index_t const block = index_t{blockIdx.x};
-  AttendPlace const place = place_of_block(call, AttendAny::heads, block / call.value_groups);
-  AttendAnyBlock<Query, KvFormat, Out>(call, place, block % call.value_groups,
+  std::uint32_t const groups = call.value_groups;
+  AttendPlace const place = place_of_block(call, AttendAny::heads, blockIdx.x / groups);
+  AttendAnyBlock<Query, KvFormat, Out>(call, place, blockIdx.x % groups,
                                        reinterpret_cast<float*>(attend_shared))
       .run();
 }

@@ -79,7 +79,8 @@ struct AttendMerge {
 /// Lanes of a thread at a time: groups of four, 128 apart.
 inline constexpr int merge_lanes = 16;
 
-/// sums += w * values. `Whole`: all lanes exist, groups begin at multiples of 16 bytes.
+/// sums += w * values. `Whole`: all lanes exist, groups begin at multiples of 16 bytes; else the
+/// first one does.
 template <bool Whole>
 __device__ __forceinline__ void add_lanes(float const* values, index_t rest, float w,
                                           float (&sums)[merge_lanes]) {
@@ -92,7 +93,10 @@ __device__ __forceinline__ void add_lanes(float const* values, index_t rest, flo
       sums[i + 3] = fmaf(w, v.w, sums[i + 3]);
     } else {
       for (int k = 0; k < 4; ++k) {
-        if (32 * i + k < rest) sums[i + k] = fmaf(w, values[32 * i + k], sums[i + k]);
+        // a lane that does not exist adds the first once more, which nobody reads: 16 conditions
+        // that stay the same for all splits would not fit the predicate registers
+        index_t const at = 32 * i + k < rest ? 32 * i + k : 0;
+        sums[i + k] = fmaf(w, values[at], sums[i + k]);
       }
     }
   }
@@ -134,13 +138,13 @@ INDEXSHARE_KERNEL void __launch_bounds__(AttendMerge<Out>::threads)
     attend_merge_kernel(__grid_constant__ AttendMerge<Out> const merge) {
   __shared__ float weights[AttendMerge<Out>::warps][32];
   auto const& out = merge.out.out;
-  index_t const heads = out.extent(1);
-  auto const warp = threadIdx.x / 32;
+  auto const heads = static_cast<std::uint32_t>(out.extent(1));
+  std::uint32_t const warp = threadIdx.x / 32;
   int const thread = static_cast<int>(threadIdx.x % 32);
-  index_t const which = index_t{blockIdx.x} * AttendMerge<Out>::warps + warp;
-  if (which >= merge.rows * heads) return;
+  std::uint32_t const which = blockIdx.x * AttendMerge<Out>::warps + warp;
   index_t const row = which / heads;
-  index_t const head = which - row * heads;
+  std::uint32_t const head = which % heads;
+  if (row >= merge.rows) return;
   index_t const first_part = row * merge.splits * heads + head;
 
   float total = 0;  // of split `thread`
@@ -170,10 +174,11 @@ INDEXSHARE_KERNEL void __launch_bounds__(AttendMerge<Out>::threads)
   Out* const target =
       out.data_handle() + (merge.first_row + row) * out.stride(0) + head * out.stride(1);
   float const* const values = merge.partials.values + first_part * value_dim;
-  index_t const next = heads * value_dim;  // from split to split
+  index_t const next = index_t{heads} * value_dim;  // from split to split
   for (index_t first = 0; first < value_dim; first += 32 * merge_lanes) {
     index_t const lane = first + 4 * thread;
     index_t const rest = value_dim - lane;
+    if (rest <= 0) return;
     float sums[merge_lanes] = {};
     if (value_dim % (32 * merge_lanes) == 0) {
       merge_splits<true>(values + lane, next, rest, merge.splits, weights[warp], sums);

@@ -98,9 +98,10 @@ struct AttendCall {
   AttendRows rows{};
   index_t first_row = 0;  ///< of the pass
   index_t keys_per_split = 0;
-  index_t splits = 0;  ///< above 1: results go to `partials`
-  index_t head_groups = 0;
-  index_t value_groups = 0;  ///< of the kernel for any types
+  // factors of the grid, so their product has 31 bits
+  std::uint32_t splits = 0;  ///< above 1: results go to `partials`
+  std::uint32_t head_groups = 0;
+  std::uint32_t value_groups = 0;  ///< of the kernel for any types
   AttendPartials partials{};
   int query_alignment = 0;  ///< bytes that all query heads start at multiples of, at most 16
   int kv_alignment = 0;     ///< the same of KV rows
@@ -120,7 +121,8 @@ static_assert(sizeof(AttendPlace) <= AttendMemory::place_bytes);
 
 /// Blocks of the same keys are neighbours, so that the second finds them in L2.
 template <class Call>
-__device__ inline AttendPlace place_of_block(Call const& call, int heads_per_block, index_t block) {
+__device__ inline AttendPlace place_of_block(Call const& call, int heads_per_block,
+                                             std::uint32_t block) {
   AttendPlace place;
   place.first_head = static_cast<int>(block % call.head_groups) * heads_per_block;
   block /= call.head_groups;

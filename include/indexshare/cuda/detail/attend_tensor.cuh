@@ -674,7 +674,7 @@ INDEXSHARE_KERNEL void __launch_bounds__(AttendWarps<Heads>::threads, 1)
   // in shared memory, since registers are what a block has least of
   auto& place = *reinterpret_cast<AttendPlace*>(attend_shared +
                                                 AttendBlock<Query, KvFormat, Out, Heads>::at.place);
-  if (threadIdx.x == 0) place = place_of_block(call, Heads, index_t{blockIdx.x});
+  if (threadIdx.x == 0) place = place_of_block(call, Heads, blockIdx.x);
   __syncthreads();  // the place is there
   AttendBlock<Query, KvFormat, Out, Heads> block(call, place, shared_address(attend_shared));
   block.run();
