@@ -27,8 +27,8 @@ using Setups =
     std::tuple<On<ReferenceExec, Model<>>, On<test::Serial, Model<>>, On<test::Threads, Model<>>>;
 #endif
 
-/// More than one block of keys when scoring, more than one tile of keys and
-/// one panel of heads when attending.
+/// More than one block of keys when scoring, more than one tile of keys and one panel of heads when
+/// attending.
 template <class M>
 Shape wide_shape() {
   Shape shape{.rows = 32,
