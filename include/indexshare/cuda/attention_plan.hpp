@@ -248,15 +248,10 @@ struct AttendAny {
 };
 
 constexpr Status check_attention_device(DeviceLimits const& limits, int shared_bytes) noexcept {
-  if (limits.compute_capability < 80) {
-    return failure(Errc::unsupported, "compute capability of the device (10 * major + minor)", 80,
-                   limits.compute_capability);
-  }
-  if (limits.shared_memory_bytes < shared_bytes) {
-    return failure(Errc::unsupported, "shared memory of a block of attention, in bytes",
-                   shared_bytes, limits.shared_memory_bytes);
-  }
-  return {};
+  return first_failure(
+      {check_compute_capability("compute capability of the device (10 * major + minor)", limits),
+       check_shared_memory("shared memory of a block of attention, in bytes", limits,
+                           shared_bytes)});
 }
 
 }  // namespace detail

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <indexshare/status.hpp>
+
 namespace indexshare {
 inline namespace v0 {
 
@@ -14,10 +16,25 @@ struct DeviceLimits {
   friend constexpr bool operator==(DeviceLimits const&, DeviceLimits const&) noexcept = default;
 };
 
-/// Whether the tensor cores multiply e4m3 (mma.sync m16n8k32). The others convert exactly.
-constexpr bool multiplies_e4m3(DeviceLimits const& limits) noexcept {
-  return limits.compute_capability >= 89;
+namespace detail {
+
+/// What every kernel needs: cp.async and mma.sync of bf16.
+inline constexpr int oldest_compute_capability = 80;
+
+constexpr Status check_compute_capability(char const* what, DeviceLimits const& limits) noexcept {
+  return limits.compute_capability >= oldest_compute_capability
+             ? Status{}
+             : failure(Errc::unsupported, what, oldest_compute_capability,
+                       limits.compute_capability);
 }
+constexpr Status check_shared_memory(char const* what, DeviceLimits const& limits,
+                                     int bytes) noexcept {
+  return limits.shared_memory_bytes >= bytes
+             ? Status{}
+             : failure(Errc::unsupported, what, bytes, limits.shared_memory_bytes);
+}
+
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace indexshare

@@ -242,11 +242,11 @@ constexpr Result<IndexerPlan> indexer_plan(DeviceLimits const& limits,
                                            ReluDotIndexer<Query, KeyFormat> const& policy,
                                            Shape const& shape) noexcept {
   using namespace detail;
-  constexpr int oldest = 80;
-  if (Status const status = check_shape(policy, shape); !status.ok()) return refuse(status);
-  if (limits.compute_capability < oldest) {
-    return refuse(failure(Errc::unsupported, "compute capability of the device (CUDA indexer)",
-                          oldest, limits.compute_capability));
+  if (Status const status = first_failure(
+          {check_shape(policy, shape),
+           check_compute_capability("compute capability of the device (CUDA indexer)", limits)});
+      !status.ok()) {
+    return refuse(status);
   }
   Shape capped = shape;  // lengths are int32
   capped.rows = std::max<index_t>(shape.rows, 0);
@@ -259,13 +259,10 @@ constexpr Result<IndexerPlan> indexer_plan(DeviceLimits const& limits,
   IndexerPlan const plan = runs_on_tensor_cores(dots, shape.index_heads, shape.index_dim)
                                ? plan_tensor_scores(limits, dots, capped)
                                : plan_scalar_scores(limits, capped);
-  if (plan.shared_bytes > limits.shared_memory_bytes) {
-    return refuse(failure(Errc::unsupported,
-                          "shared memory of a block, which these index heads and lanes need "
-                          "(CUDA indexer)",
-                          plan.shared_bytes, limits.shared_memory_bytes));
-  }
-  return plan;
+  Status const fits = check_shared_memory(
+      "shared memory of a block, which these index heads and lanes need (CUDA indexer)", limits,
+      plan.shared_bytes);
+  return fits.ok() ? Result<IndexerPlan>(plan) : refuse(fits);
 }
 
 }  // namespace v0

@@ -142,9 +142,10 @@ namespace detail {
 template <class Narrow, class Wide>
 constexpr Result<TopKPlan> plan_topk(DeviceLimits const& limits, Shape const& shape,
                                      index_t slack) noexcept {
-  if (limits.compute_capability < 80) {
-    return refuse(failure(Errc::unsupported, "top-k: compute capability of the device, times 10",
-                          80, limits.compute_capability));
+  if (Status const status =
+          check_compute_capability("top-k: compute capability of the device, times 10", limits);
+      !status.ok()) {
+    return refuse(status);
   }
   static_assert(Wide::top_k <= Wide::candidates && Wide::top_k <= Wide::row_keys);
   if (shape.top_k > Wide::top_k) {
@@ -178,12 +179,9 @@ constexpr Result<TopKPlan> plan_topk(DeviceLimits const& limits, Shape const& sh
         failure(Errc::unsupported, "top-k: rows of one call on CUDA", max_position, rows));
   }
   int const shared = std::max(plan.rows.shared_bytes, plan.chunks.shared_bytes);
-  if (shared > limits.shared_memory_bytes) {
-    return refuse(failure(Errc::unsupported,
-                          "top-k: shared memory that a block of the device may have, in bytes",
-                          shared, limits.shared_memory_bytes));
-  }
-  return plan;
+  Status const fits = check_shared_memory(
+      "top-k: shared memory that a block of the device may have, in bytes", limits, shared);
+  return fits.ok() ? Result<TopKPlan>(plan) : refuse(fits);
 }
 
 }  // namespace detail

@@ -3,7 +3,7 @@
 
 #include <indexshare/cuda/attention_plan.hpp>
 #include <indexshare/cuda/detail/attend_load.cuh>
-#include <indexshare/cuda/detail/score_fragments.cuh>
+#include <indexshare/cuda/detail/codes.cuh>
 
 #include <cstddef>
 #include <cstdint>
@@ -84,7 +84,7 @@ class AttendUnpack {
   /// Each warp unpacks four rows, eight codes per thread at a time.
   __device__ __forceinline__ void unpack_codes(std::uint32_t stage) const {
     std::uint32_t const from = codes_ + stage;
-    unrolled<2 * rows_per_warp>([&](auto i) {
+    for_constants<2 * rows_per_warp>([&](auto i) {
       constexpr int row = i / 2;
       constexpr int half = i % 2;
       uint4 const latents = unpack_8<row * at.line + half * 256>(from);

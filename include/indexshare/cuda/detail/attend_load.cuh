@@ -5,14 +5,11 @@
 #include <indexshare/concepts.hpp>
 #include <indexshare/cuda/attention_plan.hpp>
 #include <indexshare/cuda/detail/mma.cuh>
-#include <indexshare/cuda/detail/score_copies.cuh>
+#include <indexshare/cuda/detail/warp.cuh>
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
-
-#include <cuda/std/type_traits>
 
 /// @file Which KV rows a query row attends to, where they lie, and how they come to shared memory.
 
@@ -135,15 +132,6 @@ __device__ inline AttendPlace place_of_block(Call const& call, int heads_per_blo
   place.last_key = static_cast<std::uint32_t>(min(first + call.keys_per_split, count));
   place.list = list_of_row(call.keys, place.row);
   return place;
-}
-
-/// f(integral_constant<int, 0>{}) ... f(integral_constant<int, N - 1>{}).
-template <int N, class F>
-__device__ __forceinline__ void unrolled(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) {
-    (f(cuda::std::integral_constant<int, I>{}), ...);
-  }
-  (std::make_integer_sequence<int, N>{});
 }
 
 template <class T>
@@ -277,7 +265,7 @@ __device__ inline void copy_line(std::uint32_t target, std::byte const* source, 
     static_assert(Pieces % 8 == 0);
     copy_async_16_at<0>(target, from, bytes);
   }
-  unrolled<whole - 1>([&](auto i) { copy_async_16_at<128 * (i + 1)>(target, from, bytes); });
+  for_constants<whole - 1>([&](auto i) { copy_async_16_at<128 * (i + 1)>(target, from, bytes); });
 }
 
 /// Four bytes from an address with the given alignment.

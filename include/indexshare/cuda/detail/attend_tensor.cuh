@@ -176,12 +176,12 @@ struct AttendQueries {
     std::uint32_t const line = lines + head * AttendMemory::query_line + matrix % 2 * 16;
     std::uint32_t const latents = line + lane_group * (latent_steps * 32);
     std::uint32_t const ropes = line + AttendWidths::latent * 2 + lane_group * (rope_steps * 32);
-    unrolled<latent_steps>([&](auto step) {
+    for_constants<latent_steps>([&](auto step) {
       std::uint32_t parts[4];
       load_matrices_at<32 * step>(parts, latents);
       for (int i = 0; i < 2 * Warps::head_blocks; ++i) latent[step][i / 2][i % 2] = parts[i];
     });
-    unrolled<rope_steps>([&](auto step) {
+    for_constants<rope_steps>([&](auto step) {
       std::uint32_t parts[4];
       load_matrices_at<32 * step>(parts, ropes);
       for (int i = 0; i < 2 * Warps::head_blocks; ++i) {
@@ -198,7 +198,7 @@ struct AttendQueries {
   /// bits of bf16.
   __device__ __forceinline__ std::uint32_t largest(int block) const {
     std::uint32_t most = 0;
-    unrolled<latent_steps>([&](auto step) {
+    for_constants<latent_steps>([&](auto step) {
       for (int i = 0; i < 2; ++i) most = larger_magnitudes(most, latent[step][block][i]);
     });
     return max(most & 0x7FFFu, most >> 16 & 0x7FFFu);
@@ -354,14 +354,14 @@ class AttendBlock {
   __device__ __forceinline__ void logits(std::uint32_t stage) const {
     std::uint32_t const latents = addresses_.latents + (Form::e4m3 ? 0 : stage);
     std::uint32_t const ropes = addresses_.ropes + stage;
-    unrolled<Warps::key_blocks>([&](auto keys) {
+    for_constants<Warps::key_blocks>([&](auto keys) {
       float sum[Warps::head_blocks][4];
       if constexpr (Form::e4m3) {
         e4m3_latents<keys>(latents, stage, sum);
       } else {
         latent_steps<keys, 0, Queries::latent_steps>(latents, sum);
       }
-      unrolled<Queries::rope_steps>([&](auto step) {
+      for_constants<Queries::rope_steps>([&](auto step) {
         std::uint32_t k[4];
         load_matrices_at<16 * at.line * keys + 32 * step>(k, ropes);
         for (auto const& part_of_query : queries_.rope[step]) {
@@ -370,7 +370,7 @@ class AttendBlock {
           }
         }
       });
-      unrolled<Warps::head_blocks>([&](auto h) {
+      for_constants<Warps::head_blocks>([&](auto h) {
         constexpr int at_block = h * 8 * AttendMemory::sum_line + keys * 64;
         store_float2<at_block>(addresses_.sums, sum[h][0], sum[h][2]);
         store_float2<at_block + AttendMemory::sum_line>(addresses_.sums, sum[h][1], sum[h][3]);
@@ -383,7 +383,7 @@ class AttendBlock {
   __device__ __forceinline__ void latent_steps(std::uint32_t latents,
                                                float (&sum)[Warps::head_blocks][4]) const {
     constexpr int line = Form::e4m3 ? AttendMemory::unpacked_line : at.line;
-    unrolled<Count>([&](auto i) {
+    for_constants<Count>([&](auto i) {
       constexpr int step = First + i;
       std::uint32_t k[4];
       load_matrices_at<16 * line * Keys + 32 * step>(k, latents);
@@ -410,7 +410,7 @@ class AttendBlock {
     load_floats<ahead>(addresses_.scales + stage, scales_even);
     // rows of keys group and 8 + (group ^ 4), see row_of_key
     load_floats<ahead>(addresses_.scales + stage + addresses_.odd_row(), scales_odd);
-    unrolled<tiles>([&](auto tile) {
+    for_constants<tiles>([&](auto tile) {
       float part[Warps::head_blocks][4];
       latent_steps<Keys, steps * tile, steps>(latents, part);
       float const scale_even = scales_even[tile] * Unpacked::unit;
@@ -434,10 +434,10 @@ class AttendBlock {
   __device__ __forceinline__ void take_logits(std::uint32_t stage,
                                               float (&x)[softmax_heads][4]) const {
     float4 const mark = load_float4<at.marks>(base_ + 16 * softmax_column() + stage);
-    unrolled<softmax_heads>([&](auto i) {
+    for_constants<softmax_heads>([&](auto i) {
       constexpr int ahead = 32 * i * AttendMemory::sum_line;
       float4 sum = load_float4<ahead>(addresses_.logits);
-      unrolled<Warps::lane_groups - 1>([&](auto part) {
+      for_constants<Warps::lane_groups - 1>([&](auto part) {
         float4 const more =
             load_float4<ahead + (part + 1) * Heads * AttendMemory::sum_line>(addresses_.logits);
         sum.x += more.x;
@@ -492,14 +492,14 @@ class AttendBlock {
     if (weighs()) {
       take_logits(stage, x);
       float4 const units = units_of_keys();
-      unrolled<softmax_heads>([&](auto i) {
+      for_constants<softmax_heads>([&](auto i) {
         weights[i] = put_weights<i>(x[i], units);
         grows |= weights[i].bound > most_weight;
       });
     }
     if (__syncthreads_or(grows)) {  // the weights are there
       if (weighs()) {
-        unrolled<softmax_heads>([&](auto i) { raise<i>(x[i], weights[i]); });
+        for_constants<softmax_heads>([&](auto i) { raise<i>(x[i], weights[i]); });
       }
       __syncthreads();  // the factors and the new weights are there
       if (next != place_.first_key + Warps::tile) rescale();  // not before the first tile
@@ -527,7 +527,7 @@ class AttendBlock {
 
   __device__ __forceinline__ void rescale() {
     std::uint32_t const factors = factor_of(2 * WarpLane{}.member);
-    unrolled<Heads / 8>([&](auto h) {
+    for_constants<Heads / 8>([&](auto h) {
       float2 const factor = load_float2<32 * h>(factors);
       for (auto& block : values_) {
         block[h][0] *= factor.x;
@@ -548,9 +548,9 @@ class AttendBlock {
     constexpr int line = Addresses::line;
     std::uint32_t const rows = addresses_.values + (Form::e4m3 ? 0 : stage);
     WarpLane const self;
-    unrolled<2>([&](auto step) {
+    for_constants<2>([&](auto step) {
       std::uint32_t v[lane_blocks][4];
-      unrolled<lane_blocks>([&](auto block) {
+      for_constants<lane_blocks>([&](auto block) {
         load_matrices_transposed_at<16 * line * step + 32 * block>(v[block], rows);
       });
       [[maybe_unused]] std::uint32_t scale[2];
@@ -559,7 +559,7 @@ class AttendBlock {
                                           self.member, scale);
       }
       std::uint32_t const weights = addresses_.weights ^ (32 * step);
-      unrolled<(Heads + 15) / 16>([&](auto pair) {
+      for_constants<(Heads + 15) / 16>([&](auto pair) {
         std::uint32_t w[4];
         load_matrices_at<16 * 64 * pair>(w, weights);
         if constexpr (Form::e4m3) Unpacked::scale(w, scale);

@@ -47,14 +47,8 @@ __device__ inline void wait_copies() {
 
 // ---- fragments
 
-/// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
-__device__ inline void load_matrices(std::uint32_t (&out)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(address)
-               : "memory");
-}
-/// The same at `address + Offset`, which costs no addition.
+/// Four 8x8 matrices of 16-bit elements at `address + Offset`, which costs no addition; lane i
+/// gives the address of row i % 8 of matrix i / 8.
 template <int Offset>
 __device__ inline void load_matrices_at(std::uint32_t (&out)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
@@ -62,15 +56,12 @@ __device__ inline void load_matrices_at(std::uint32_t (&out)[4], std::uint32_t a
                : "r"(address), "n"(Offset)
                : "memory");
 }
-__device__ inline void load_matrices_transposed(std::uint32_t (&out)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(address)
-               : "memory");
+__device__ inline void load_matrices(std::uint32_t (&out)[4], std::uint32_t address) {
+  load_matrices_at<0>(out, address);
 }
+/// The same, each matrix transposed.
 template <int Offset>
-__device__ inline void load_matrices_transposed_at(std::uint32_t (&out)[4],
-                                                   std::uint32_t address) {
+__device__ inline void load_matrices_transposed_at(std::uint32_t (&out)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(address), "n"(Offset)

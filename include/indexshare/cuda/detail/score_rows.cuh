@@ -3,6 +3,7 @@
 
 #include <indexshare/cache.hpp>
 #include <indexshare/concepts.hpp>
+#include <indexshare/cuda/detail/warp.cuh>
 #include <indexshare/cuda/indexer_plan.hpp>
 #include <indexshare/indexer/relu_dot.hpp>
 
@@ -14,31 +15,6 @@
 namespace indexshare {
 inline namespace v0 {
 namespace detail {
-
-inline constexpr unsigned full_warp = 0xFFFFFFFFu;
-__device__ inline int warp_of_thread() { return static_cast<int>(threadIdx.x / 32); }
-__device__ inline int lane_of_thread() { return static_cast<int>(threadIdx.x % 32); }
-
-/// A value that is computed here, once: without this the compiler prefers to compute a thread's
-/// constants anew in the innermost loop.
-template <class T>
-__device__ __forceinline__ T kept(T value) {
-  if constexpr (sizeof(T) == 8) {
-    asm("" : "+l"(value));
-  } else {
-    asm("" : "+r"(value));
-  }
-  return value;
-}
-
-/// The value of lane `lane` of the warp.
-__device__ inline std::uint32_t of_lane(std::uint32_t value, int lane) {
-  std::uint32_t result;
-  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
-               : "=r"(result)
-               : "r"(value), "r"(lane));
-  return result;
-}
 
 /// What both indexer kernels are given.
 template <class Query, class KeyFormat>

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/element.hpp>
+
+#include <cstdint>
+
+/// @file e4m3 codes to 16-bit operands of the tensor cores, exactly.
+
+namespace indexshare {
+inline namespace v0 {
+namespace detail {
+
+// The image, not the device, decides: code for sm_80 also runs on later parts.
+
+/// Whether there are instructions that convert e4m3.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+inline constexpr bool image_knows_e4m3 = true;
+#else
+inline constexpr bool image_knows_e4m3 = false;
+#endif
+
+/// Operands of four codes: the first two, the last two; to be multiplied by ScoreForm::unit.
+template <class Operand>
+__device__ void widen_codes(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high);
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+
+template <>
+__device__ inline void widen_codes<fp16>(std::uint32_t codes, std::uint32_t& low,
+                                         std::uint32_t& high) {
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; "
+      "cvt.rn.f16x2.e4m3x2 %1, b; }"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+}
+
+template <>
+__device__ inline void widen_codes<bf16>(std::uint32_t codes, std::uint32_t& low,
+                                         std::uint32_t& high) {
+  auto const convert = [](std::uint32_t pair) {
+    std::uint32_t bits;
+    asm("{ .reg .b16 a, b; .reg .f32 x, y; mov.b32 {a, b}, %1; cvt.f32.f16 x, a; "
+        "cvt.f32.f16 y, b; cvt.rn.bf16x2.f32 %0, y, x; }"
+        : "=r"(bits)
+        : "r"(pair));
+    return bits;
+  };
+  widen_codes<fp16>(codes, low, high);
+  low = convert(low);
+  high = convert(high);
+}
+
+#else
+
+/// Moves four codes to the high bytes of two pairs of 16 bits, then sign and the rest apart, the
+/// rest `shift` bits down: code * 2^-8 in fp16 (shift 1), code * 2^-120 in bf16 (shift 4). Codes
+/// of NaN become +-480 times that.
+template <int Shift>
+__device__ inline void spread_codes(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+  auto const place = [](std::uint32_t pair) {
+    return (pair & 0x80008000u) | ((pair >> Shift) & ((0x7F00u >> Shift) * 0x10001u));
+  };
+  low = place(__byte_perm(codes, 0, 0x1404));
+  high = place(__byte_perm(codes, 0, 0x3424));
+}
+
+template <>
+__device__ inline void widen_codes<fp16>(std::uint32_t codes, std::uint32_t& low,
+                                         std::uint32_t& high) {
+  spread_codes<1>(codes, low, high);
+}
+
+template <>
+__device__ inline void widen_codes<bf16>(std::uint32_t codes, std::uint32_t& low,
+                                         std::uint32_t& high) {
+  spread_codes<4>(codes, low, high);
+  // times 2^120 plus -0, which keeps the sign of a zero: exact, subnormal codes included
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(low) : "r"(0x7B807B80u), "r"(0x80008000u));
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(high) : "r"(0x7B807B80u), "r"(0x80008000u));
+}
+
+#endif
+
+/// Two e4m3 codes to fp16, NaN kept: for what is converted once, so plainly.
+__device__ inline std::uint32_t fp16_pair(std::uint32_t codes) {
+  auto const bits = [](std::uint32_t code) {
+    return std::uint32_t{from_float<fp16>(to_float(e4m3{static_cast<std::uint8_t>(code)})).bits};
+  };
+  return bits(codes & 0xFFu) | (bits(codes >> 8 & 0xFFu) << 16);
+}
+
+/// The bytes of `codes` that are NaN, as the highest bit of each byte; the other bits are noise.
+__device__ inline std::uint32_t nan_codes(std::uint32_t codes) {
+  return (codes & 0x7F7F7F7Fu) + 0x01010101u;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace indexshare

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+/// @file Threads of a warp, and values that stay in their registers.
+
+namespace indexshare {
+inline namespace v0 {
+namespace detail {
+
+inline constexpr unsigned full_warp = 0xFFFFFFFFu;
+__device__ inline int warp_of_thread() { return static_cast<int>(threadIdx.x / 32); }
+__device__ inline int lane_of_thread() { return static_cast<int>(threadIdx.x % 32); }
+
+/// A value that is computed here, once: without this the compiler prefers to compute a thread's
+/// constants anew in the innermost loop.
+template <class T>
+__device__ __forceinline__ T kept(T value) {
+  if constexpr (sizeof(T) == 8) {
+    asm("" : "+l"(value));
+  } else {
+    asm("" : "+r"(value));
+  }
+  return value;
+}
+
+/// The value of lane `lane` of the warp.
+__device__ inline std::uint32_t of_lane(std::uint32_t value, int lane) {
+  std::uint32_t result;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
+               : "=r"(result)
+               : "r"(value), "r"(lane));
+  return result;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace indexshare
