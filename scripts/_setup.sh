@@ -134,13 +134,17 @@ install_catch2() {
 
 # ---- CCCL: of a CUDA toolkit >= 13 if there is one, else of the pinned wheel, unpacked under build/ --------
 
-has_toolkit_cccl() {
+toolkit_cccl() {  # prints its directory
   local nvcc root
   nvcc=$(command -v nvcc || true)
   for root in "${CUDA_PATH:-}" "${CUDA_HOME:-}" "${nvcc%/bin/nvcc}" /usr/local/cuda; do
-    [[ -n $root && -e $root/include/cccl/cuda/std/mdspan ]] && return 0
+    if [[ -n $root && -e $root/include/cccl/cuda/std/mdspan ]]; then echo "$root/include/cccl"; return; fi
   done
   return 1
+}
+has_toolkit_cccl() { toolkit_cccl >/dev/null; }
+cccl_include() {  # after setup
+  toolkit_cccl || printf '%s\n' "${cmake_args[@]}" | sed -n 's/^-DINDEXSHARE_CCCL_INCLUDE_DIR=//p' | head -n 1
 }
 
 fetch_cccl() {

@@ -4,11 +4,12 @@
 # scripts/bench.sh cuda-sim    counters of every tuned CUDA kernel under an emulator that writes them
 #                              (INDEXSHARE_CUDA_LAUNCHER, GPUSIM_STATS) -> build/release/bench/cuda_sim.json
 # scripts/bench.sh cuda        times on this machine's GPU, Google Benchmark -> build/release/bench/cuda.json
+# scripts/bench.sh compile     CPU time to compile the umbrella headers, beside headers that their users include anyway
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$repo/scripts/_setup.sh"
 
-usage() { sed -n '4,6s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+usage() { sed -n '4,7s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 [[ $# -ge 1 ]] || usage
 mode=$1
 shift
@@ -42,6 +43,13 @@ case $mode in
     build indexshare_cuda_bench
     exec build/release/bin/indexshare_cuda_bench --benchmark_out=build/release/bench/cuda.json \
       --benchmark_out_format=json "$@"
+    ;;
+  compile)
+    setup build
+    cccl=$(cccl_include)
+    nvcc=
+    if has_nvcc; then nvcc="$(find_nvcc) -std=c++20 -O3 -Iinclude -arch=compute_80"; fi
+    exec python3 bench/compile_time.py --cxx "g++ -std=c++20 -O2 -Iinclude -isystem $cccl" --nvcc "$nvcc" "$@"
     ;;
   *) usage ;;
 esac

@@ -2,7 +2,8 @@
 #pragma once
 
 /// @file indexshare.hpp and the CUDA back end: executor, kernels of the pipeline in order,
-/// appending, and the front end's steps.
+/// appending, and the front end's steps. Not in it: full_sort.cuh, since CUB's headers take as long
+/// to compile as all of this.
 
 #include <indexshare/indexshare.hpp>
 
@@ -10,7 +11,6 @@
 #include <indexshare/cuda/exec.cuh>
 
 #include <indexshare/cuda/attention.cuh>
-#include <indexshare/cuda/full_sort.cuh>
 #include <indexshare/cuda/indexer.cuh>
 #include <indexshare/cuda/selection.cuh>
 #include <indexshare/cuda/topk.cuh>

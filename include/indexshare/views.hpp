@@ -128,6 +128,16 @@ constexpr SelectionView<S> make_selection(position_t* indices, position_t* count
           make_dense<S, position_t, 1>(counts, {rows.n})};
 }
 
+namespace detail {
+
+/// `data + offset`; a view of no rows may have no memory.
+template <class T>
+INDEXSHARE_HD constexpr T* further(T* data, index_t offset) noexcept {
+  return data == nullptr ? data : data + offset;
+}
+
+}  // namespace detail
+
 /// Rows [first, first + count) of a view.
 template <class View>
 INDEXSHARE_HD constexpr View rows_of(View const& view, index_t first, index_t count) noexcept {
@@ -140,7 +150,7 @@ INDEXSHARE_HD constexpr View rows_of(View const& view, index_t first, index_t co
   }
   extents[0] = count;
   return make_strided<View::accessor_type::space, typename View::element_type, rank>(
-      view.data_handle() + first * strides[0], extents, strides);
+      detail::further(view.data_handle(), first * strides[0]), extents, strides);
 }
 
 /// The customisation point for an engine's own tensor class: overload `indexshare_tensor` in the

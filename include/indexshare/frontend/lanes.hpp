@@ -23,13 +23,13 @@ constexpr View lanes_of(View const& view, index_t first, index_t count) noexcept
     strides[i] = view.stride(i);
   }
   return make_strided<View::accessor_type::space, typename View::element_type, rank>(
-      view.data_handle() + first * view.stride(rank - 1), extents, strides);
+      further(view.data_handle(), first * view.stride(rank - 1)), extents, strides);
 }
 
 /// One head of [rows, heads, lanes] as [rows, lanes].
 template <Space S, class T>
 constexpr Tensor<S, T, 2> head_of(Tensor<S, T, 3> const& view, index_t head) noexcept {
-  return make_strided<S, T, 2>(view.data_handle() + head * view.stride(1),
+  return make_strided<S, T, 2>(further(view.data_handle(), head * view.stride(1)),
                                {view.extent(0), view.extent(2)}, {view.stride(0), view.stride(2)});
 }
 
