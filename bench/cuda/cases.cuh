@@ -236,10 +236,13 @@ Call score_call(DeviceLimits const& limits, Shape const& shape, index_t per_requ
   return call;
 }
 
-inline Call topk_call(DeviceLimits const& limits, index_t rows, index_t keys, index_t k) {
+/// Selection of k from rows of scores of some kind: `kind(i)` for the i-th of all.
+template <class Score = float, class Kind = Normal>
+Call topk_call(DeviceLimits const& limits, index_t rows, index_t keys, index_t k,
+               Kind kind = Kind{4}) {
   struct Memory {
     BatchRows rows;
-    DeviceArray<float> scores;
+    DeviceArray<Score> scores;
     DeviceArray<position_t> indices;
     DeviceArray<position_t> counts;
     DeviceArray<std::byte> scratch;
@@ -250,16 +253,16 @@ inline Call topk_call(DeviceLimits const& limits, index_t rows, index_t keys, in
   auto const bytes = topk_workspace(sizing, RadixTopK{}, shape);
   if (!bytes) require(bytes.error());
   auto const memory = std::make_shared<Memory>(
-      Memory{BatchRows(rows, 1, keys), normal_array<float>(rows * keys, 4),
+      Memory{BatchRows(rows, 1, keys), filled_array<Score>(rows * keys, kind),
              DeviceArray<position_t>(rows * k), DeviceArray<position_t>(rows),
              DeviceArray<std::byte>(static_cast<index_t>(bytes->bytes))});
   Call call;
   call.work.items = static_cast<double>(rows) * static_cast<double>(keys);
-  call.work.bytes = 4 * call.work.items + 4 * static_cast<double>(rows * (k + 1));
+  call.work.bytes = sizeof(Score) * call.work.items + 4 * static_cast<double>(rows * (k + 1));
   call.run = [memory, rows, keys, k, bytes = bytes->bytes](CudaExec const& x) {
     return topk_select(
         x, RadixTopK{},
-        make_scores<on>(static_cast<float const*>(memory->scores.data()), {rows}, {keys}),
+        make_scores<on>(static_cast<Score const*>(memory->scores.data()), {rows}, {keys}),
         memory->rows.length_view(),
         make_selection<on>(memory->indices.data(), memory->counts.data(), {rows}, {k}),
         Workspace{memory->scratch.data(), bytes});
@@ -320,9 +323,8 @@ Call attend_call(DeviceLimits const& limits, Shape const& shape) {
   call.work.query_bytes =
       static_cast<double>(shape.rows) * heads * sizeof(Query) * static_cast<double>(shape.key_dim);
   call.work.slot_bytes = gathered * sizeof(position_t);
-  call.work.heads_per_block = static_cast<double>(
-      plan_attention(limits, attention_operands<Query, Format>(), shape, shape.top_k)
-          ->heads_per_block);
+  call.work.heads_per_block =
+      static_cast<double>(attention_plan(limits, Policy{}, shape)->heads_per_block);
   call.run = [memory, shape, bytes = bytes->bytes](CudaExec const& x) {
     typename Policy::template inputs<on> const in{
         make_query<on>(static_cast<Query const*>(memory->q.data()), {shape.rows}, {shape.heads},

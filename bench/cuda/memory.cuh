@@ -71,20 +71,40 @@ __host__ __device__ inline float normal_value(std::uint64_t seed, index_t i) {
   return sum * 1.7320508f;
 }
 
-template <class T>
-static __global__ void fill_normal(T* out, index_t count, std::uint64_t seed) {
+// ---- arrays of float values of a position, rounded to T
+
+struct Normal {
+  std::uint64_t seed;
+  __device__ float operator()(index_t i) const { return normal_value(seed, i); }
+};
+/// Zero in half of the places, which a hash picks, and positive in the others.
+struct HalfZeros {
+  __device__ float operator()(index_t i) const {
+    return mixed(static_cast<std::uint64_t>(i)) % 2 == 0 ? 0.0f : fabsf(normal_value(4, i));
+  }
+};
+struct Ascending {
+  __device__ float operator()(index_t i) const { return static_cast<float>(i); }
+};
+
+template <class T, class F>
+static __global__ void fill(T* out, index_t count, F value) {
   for (index_t i = blockIdx.x * index_t{blockDim.x} + threadIdx.x; i < count;
        i += index_t{gridDim.x} * blockDim.x) {
-    out[i] = indexshare::from_float<T>(normal_value(seed, i));
+    out[i] = indexshare::from_float<T>(value(i));
   }
 }
 
-template <class T>
-DeviceArray<T> normal_array(index_t count, std::uint64_t seed) {
+template <class T, class F>
+DeviceArray<T> filled_array(index_t count, F value) {
   DeviceArray<T> array(count);
-  if (count > 0) fill_normal<<<512, 256>>>(array.data(), count, seed);
+  if (count > 0) fill<<<512, 256>>>(array.data(), count, value);
   require(cudaGetLastError());
   return array;
+}
+template <class T>
+DeviceArray<T> normal_array(index_t count, std::uint64_t seed) {
+  return filled_array<T>(count, Normal{seed});
 }
 
 /// Blocks of a quantised cache: random codes without NaN, and scales near 1/64 in `tail` bytes at

@@ -144,10 +144,11 @@ concept AttentionPolicy =
 
 namespace detail {
 
-// The sentences that a compiler prints when a policy does not fit.
+// The sentences that a compiler prints when a policy does not fit. What a size query needs comes
+// first: an executor may answer these and run nothing.
 
 template <class P, class X>
-consteval void require_indexer_policy() {
+consteval void require_indexer_size() {
   static_assert(HasIndexerTypes<P, X>,
                 "IndexerPolicy: the policy must be semiregular and have `score_type` and "
                 "`template <Space> struct inputs`; see docs/policies.md");
@@ -155,6 +156,10 @@ consteval void require_indexer_policy() {
                 "IndexerPolicy: indexer_workspace(exec, policy, shape) noexcept -> "
                 "Result<WorkspaceSize> is missing for this executor; include its back end or "
                 "see docs/policies.md");
+}
+template <class P, class X>
+consteval void require_indexer_policy() {
+  require_indexer_size<P, X>();
   static_assert(HasIndexerCheck<P, X>,
                 "IndexerPolicy: indexer_check(exec, policy, inputs, batch, shape) noexcept -> "
                 "Status is missing for this executor; see docs/policies.md");
@@ -163,13 +168,17 @@ consteval void require_indexer_policy() {
                 "workspace) noexcept -> Status is missing for this executor; see docs/policies.md");
 }
 
-template <class P, class X, class Score>
-consteval void require_topk_policy() {
+template <class P, class X>
+consteval void require_topk_size() {
   static_assert(std::semiregular<P>, "TopKPolicy: the policy must be semiregular");
   static_assert(HasTopKWorkspace<P, X>,
                 "TopKPolicy: topk_workspace(exec, policy, shape) noexcept -> "
                 "Result<WorkspaceSize> is missing for this executor; include its back end or "
                 "see docs/policies.md");
+}
+template <class P, class X, class Score>
+consteval void require_topk_policy() {
+  require_topk_size<P, X>();
   static_assert(HasTopKSelect<P, X, Score>,
                 "TopKPolicy: topk_select(exec, policy, scores, lengths, selection, workspace) "
                 "noexcept -> Status is missing for this executor and score type; see "
@@ -185,7 +194,7 @@ consteval void require_share_policy() {
 }
 
 template <class P, class X>
-consteval void require_attention_policy() {
+consteval void require_attention_size() {
   static_assert(HasAttentionTypes<P, X>,
                 "AttentionPolicy: the policy must be semiregular and have `template <Space> "
                 "struct inputs`, `outputs` and `static constexpr bool reads_selection`; see "
@@ -194,6 +203,10 @@ consteval void require_attention_policy() {
                 "AttentionPolicy: attention_workspace(exec, policy, shape) noexcept -> "
                 "Result<WorkspaceSize> is missing for this executor; include its back end or "
                 "see docs/policies.md");
+}
+template <class P, class X>
+consteval void require_attention_policy() {
+  require_attention_size<P, X>();
   static_assert(HasAttentionCheck<P, X>,
                 "AttentionPolicy: attention_check(exec, policy, inputs, outputs, batch, shape) "
                 "noexcept -> Status is missing for this executor; see docs/policies.md");

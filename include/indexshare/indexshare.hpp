@@ -2,7 +2,8 @@
 #pragma once
 
 /// @file Everything that a host compiler and the CCCL headers suffice for. The pipeline in order:
-/// config -> plan -> indexer -> top-k -> selection -> attention -> layer.
+/// config -> plan -> indexer -> top-k -> selection -> attention -> layer; then what a layer would
+/// run on a CUDA device, which need not be there.
 
 #include <indexshare/version.hpp>
 
@@ -29,5 +30,7 @@
 
 #include <indexshare/handover.hpp>
 #include <indexshare/layer.hpp>
+
+#include <indexshare/cuda/capability.hpp>
 
 #include <indexshare/accounting.hpp>

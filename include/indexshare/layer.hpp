@@ -52,15 +52,16 @@ struct SparseAttentionLayer {
 
   /// Scratch bytes of `run` for any batch within `shape`, at most `budget`; layers that run one
   /// after the other can use one workspace of the largest. Host arithmetic only; monotone in every
-  /// extent of `shape`; the results of `run` do not depend on it. Errors: workspace_too_small with
-  /// the minimum as `expected`; unsupported or bad_shape when a policy cannot run the shape on this
-  /// executor.
+  /// extent of `shape`; the results of `run` do not depend on it. Needs only the size functions of
+  /// the policies, so an executor without kernels can be asked (CudaPlanner). Errors:
+  /// workspace_too_small with the minimum as `expected`; unsupported or bad_shape when a policy
+  /// cannot run the shape on this executor.
   template <Executor X>
   Result<WorkspaceSize> workspace(X const& x, std::size_t budget) const noexcept {
-    require_policies<X>();
+    require_sizes<X>();
     if (Status const status = check_shape(); !status.ok()) return refuse(status.at_layer(layer));
-    Result<WorkspaceSize> const attend =
-        detail::size_within(attention_workspace_name, shape.rows, budget, attention_size(x));
+    Result<WorkspaceSize> const attend = detail::size_within(detail::attention_workspace_name,
+                                                             shape.rows, budget, attention_size(x));
     if (!Attention::reads_selection || !is_full()) {
       return attend ? attend : refuse(attend.error().at_layer(layer));
     }
@@ -89,8 +90,13 @@ struct SparseAttentionLayer {
   }
 
  private:
-  static constexpr char const* attention_workspace_name = "workspace of the attention, in bytes";
-
+  template <Executor X>
+  static consteval void require_sizes() {
+    detail::require_indexer_size<Indexer, X>();
+    detail::require_topk_size<TopK, X>();
+    detail::require_share_policy<Share>();
+    detail::require_attention_size<Attention, X>();
+  }
   template <Executor X>
   static consteval void require_policies() {
     detail::require_indexer_policy<Indexer, X>();
@@ -254,7 +260,7 @@ struct SparseAttentionLayer {
     if constexpr (Attention::reads_selection) plan = state.plan();
     index_t const rows = in.batch.count();
     Result<index_t> const rows_per_pass =
-        detail::rows_that_fit(attention_workspace_name, rows, ws.bytes, attention_size(x));
+        detail::rows_that_fit(detail::attention_workspace_name, rows, ws.bytes, attention_size(x));
     if (!rows_per_pass) return rows_per_pass.error();
     return detail::for_each_pass(rows, *rows_per_pass, [&](RowRange pass) noexcept {
       return attention_run(x, attention, in.attention, in.batch, pass, plan, out, shape, ws);

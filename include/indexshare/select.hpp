@@ -80,6 +80,7 @@ Result<WorkspaceSize> select_pass_size(X const& x, Indexer const& indexer, TopK 
 
 inline constexpr char const* select_workspace_name =
     "workspace of the selection (scores of one row at least), in bytes";
+inline constexpr char const* attention_workspace_name = "workspace of the attention, in bytes";
 
 }  // namespace detail
 

@@ -91,7 +91,7 @@ TEMPLATE_LIST_TEST_CASE("tensor attention: any number of heads, counts around th
 
 TEMPLATE_LIST_TEST_CASE("tensor attention: rows cut into splits, with sink and holes",
                         "[attention]", Pairs) {
-  for (index_t const heads : {8, 64}) {
+  for (index_t const heads : {8, 12, 64}) {
     auto c = make_case<TestType>(heads, 700, 720);
     c.sink.assign(static_cast<std::size_t>(heads), 0.5f);
     c.sink[0] = -std::numeric_limits<float>::infinity();
@@ -105,11 +105,10 @@ TEMPLATE_LIST_TEST_CASE("tensor attention: rows cut into splits, with sink and h
     std::vector<position_t> lonely(700, -1);
     lonely[699] = c.slots[0][5];
     c.add_random_row(3, lonely);
-    REQUIRE(
-        plan_attention(test::cuda_limits(),
-                       attention_operands<typename TestType::query, typename TestType::format>(),
-                       c.shape(), c.width)
-            ->splits > 1);
+    REQUIRE(attention_plan(test::cuda_limits(),
+                           SparseMla<typename TestType::query, typename TestType::format>{},
+                           c.shape())
+                ->splits > 1);
     auto const got = run_attention<float>(Cuda{}, c);
     check_attention(c, got);
     CHECK_FALSE(any_nan(got.out));
@@ -211,32 +210,36 @@ TEMPLATE_LIST_TEST_CASE("tensor attention: logits that climb, fall and overflow 
                         Pairs) {
   using Query = typename TestType::query;
   constexpr index_t heads = 8;
-  CaseOf<TestType> c(heads, 512, 200, {.requests = 1, .keys = 200, .lanes = lanes});
+  constexpr index_t keys = 90;  // three tiles, one split
+  CaseOf<TestType> c(heads, 512, keys, {.requests = 1, .keys = keys, .lanes = lanes});
   // one rotary lane makes the logit: head 0 climbs, head 1 falls, others are level; with the
-  // steps, references change in some tiles and not in others
-  for (index_t s = 0; s < 200; ++s) {
+  // steps, references change in no tile, in the last, in each
+  for (index_t s = 0; s < keys; ++s) {
     auto values = Random(static_cast<std::uint64_t>(s)).normals(lanes);
     std::fill(values.begin() + 512, values.end(), 0.0f);
     values[512] = static_cast<float>(s);
     c.kv.write(0, s, values);
   }
-  std::vector<position_t> all(200);
-  for (position_t s = 0; s < 200; ++s) all[static_cast<std::size_t>(s)] = s;
-  for (float const step : {0.0078125f, 1.0f, 60000.0f}) {
+  std::vector<position_t> all(static_cast<std::size_t>(keys));
+  for (position_t s = 0; s < keys; ++s) all[static_cast<std::size_t>(s)] = s;
+  for (float const step : {0.0078125f, 0.25f, 1.0f, 60000.0f}) {
     std::vector<float> q(static_cast<std::size_t>(heads * lanes), 0.0f);
     q[512] = step;
     q[lanes + 512] = -step;
-    c.add_row(q, all, 200, 200);
+    c.add_row(q, all, keys, keys);
   }
   c.scale = 1.0f;
+  REQUIRE(
+      attention_plan(test::cuda_limits(), SparseMla<Query, typename TestType::format>{}, c.shape())
+          ->splits == 1);
   auto const got = run_attention<float>(Cuda{}, c);
   check_attention(c, got);
   CHECK_FALSE(any_nan(got.out));
-  auto const last = c.kv.value(0, 199);
+  auto const last = c.kv.value(0, keys - 1);
   auto const first = c.kv.value(0, 0);
   for (std::size_t v = 0; v < 512; v += 37) {  // a softmax of one key
-    CHECK(std::abs(got.out[2 * heads * 512 + v] - last[v]) <= 0x1p-9f * std::abs(last[v]));
-    CHECK(std::abs(got.out[(2 * heads + 1) * 512 + v] - first[v]) <= 0x1p-9f * std::abs(first[v]));
+    CHECK(std::abs(got.out[3 * heads * 512 + v] - last[v]) <= 0x1p-9f * std::abs(last[v]));
+    CHECK(std::abs(got.out[(3 * heads + 1) * 512 + v] - first[v]) <= 0x1p-9f * std::abs(first[v]));
   }
   static_assert(Element<Query>);
 }
@@ -370,7 +373,8 @@ TEST_CASE("attention: rows cut into splits, any types", "[attention]") {
                     scattered(1, count, 900));
   }
   c.sink.assign(11, 1.0f);
-  REQUIRE(plan_attention(test::cuda_limits(), AttentionOperands::any, c.shape(), 900)->splits > 1);
+  REQUIRE(attention_plan(test::cuda_limits(), SparseMla<float, format::Plain<bf16>>{}, c.shape())
+              ->splits > 1);
   check_attention(c, run_attention<float>(Cuda{}, c));
   check_attention<true>(c, run_attention<bf16, true>(Cuda{}, c));
 }

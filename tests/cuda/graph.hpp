@@ -42,15 +42,25 @@ class Graph {
   }
 
   std::vector<cudaGraphNodeType> nodes() const {
-    std::size_t count = 0;
-    test::require(cudaGraphGetNodes(graph_, nullptr, &count));
-    std::vector<cudaGraphNode_t> nodes(count);
-    if (count > 0) test::require(cudaGraphGetNodes(graph_, nodes.data(), &count));
-    std::vector<cudaGraphNodeType> types(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      test::require(cudaGraphNodeGetType(nodes[i], &types[i]));
+    std::vector<cudaGraphNodeType> types;
+    for (cudaGraphNode_t const node : handles()) {
+      test::require(cudaGraphNodeGetType(node, &types.emplace_back()));
     }
     return types;
+  }
+  /// Dynamic shared memory of each kernel, ascending.
+  std::vector<int> shared_bytes() const {
+    std::vector<int> bytes;
+    for (cudaGraphNode_t const node : handles()) {
+      cudaGraphNodeType type{};
+      test::require(cudaGraphNodeGetType(node, &type));
+      if (type != cudaGraphNodeTypeKernel) continue;
+      cudaKernelNodeParams kernel{};
+      test::require(cudaGraphKernelNodeGetParams(node, &kernel));
+      bytes.push_back(static_cast<int>(kernel.sharedMemBytes));
+    }
+    std::sort(bytes.begin(), bytes.end());
+    return bytes;
   }
   /// Kernels and fills only: nothing allocated, nothing copied, nothing run on the host.
   bool only_device_work() const {
@@ -61,6 +71,14 @@ class Graph {
   }
 
  private:
+  std::vector<cudaGraphNode_t> handles() const {
+    std::size_t count = 0;
+    test::require(cudaGraphGetNodes(graph_, nullptr, &count));
+    std::vector<cudaGraphNode_t> nodes(count);
+    if (count > 0) test::require(cudaGraphGetNodes(graph_, nodes.data(), &count));
+    return nodes;
+  }
+
   indexshare::CudaExec x_;
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;

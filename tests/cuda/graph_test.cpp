@@ -185,6 +185,40 @@ TEMPLATE_TEST_CASE("GRAPH: a group captured once equals eager runs under everyth
   }
 }
 
+TEMPLATE_TEST_CASE("GRAPH: a layer enqueues the kernels that the capability query lists",
+                   "[graph][capability]", SmallModel, Bf16Model, Fp8Model) {
+  test::Cuda const x;
+  Schedule const share("FS");
+  for (index_t const keys : {40, 20000}) {
+    for (position_t const rows : {1, 9}) {
+      Shape shape = shape_of<TestType>();
+      shape.rows = rows;
+      shape.keys = keys;
+      shape.top_k = 600;  // a few rows' keys are split and merged
+      TestType model(share, 2, shape, layout_of<TestType>(), {}, {40});
+      GroupSession<TestType> session(x, model, share, chunk(0, 40, rows));
+      for (std::int32_t const number : {0, 1}) {
+        CAPTURE(keys, rows, number);
+        SparseAttentionLayer<typename TestType::Indexer, RadixTopK, Schedule,
+                             typename TestType::Sparse> const layer{
+            .share = share, .shape = shape, .layer = number};
+        auto const can = capability(x.limits(), layer, session.workspace().bytes);
+        REQUIRE(can.has_value());
+        std::vector<int> listed;
+        if (number == 0) listed.push_back(0);  // map_slots
+        for (StageUse const* stage : {&can->indexer, &can->topk, &can->attention}) {
+          REQUIRE((stage->count == 0 || stage->rows >= rows));  // one pass
+          for (KernelUse const& kernel : *stage) listed.push_back(kernel.shared_bytes);
+        }
+        std::sort(listed.begin(), listed.end());
+        if (number == 1) REQUIRE_THAT(session.run(0), succeeded());
+        Graph const graph(x, [&] { REQUIRE_THAT(session.enqueue(number), succeeded()); });
+        CHECK(graph.shared_bytes() == listed);
+      }
+    }
+  }
+}
+
 TEST_CASE("GRAPH R131: replay uses the caller's memory, whatever is allocated since",
           "[graph][fault]") {
   test::Cuda const x;

@@ -10,13 +10,13 @@
 #include "golden_replay.hpp"
 
 #include "executors.hpp"
+#include "managed_block.hpp"
 #include "memory.hpp"
 
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
-#include <cstddef>
 #include <cstdio>
 #include <string>
 #include <tuple>
@@ -26,14 +26,7 @@ template <>
 struct programs::ReplayMemory<test::Cuda> {
   template <class T>
   using Array = test::Guarded<T>;
-  class Block {
-   public:
-    explicit Block(indexshare::WorkspaceSize size) : memory_(size.bytes) {}
-    indexshare::Workspace view() const { return {memory_.data(), memory_.bytes()}; }
-
-   private:
-    mutable test::Guarded<std::byte> memory_;
-  };
+  using Block = test::ManagedBlock;
   static void finish(test::Cuda const& x) { test::finish(x); }
 };
 #endif

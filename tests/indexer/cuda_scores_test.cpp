@@ -172,9 +172,14 @@ TEMPLATE_LIST_TEST_CASE("CUDA indexer: bits do not depend on limits, pages or ba
     check_scores(c, want);
     CHECK(run_scores(test::Cuda{}, mixed_case<Case>(heads, lanes, 0)) == want);
     CHECK(run_scores(test::Cuda{}, mixed_case<Case>(heads, lanes, 1)) == want);
-    // from 8 rows of a block to 1, from tiles of 32 keys to 256
-    for (auto const& [multiprocessors, shared] :
-         {std::pair{1, 232448}, {1, 101376}, {1, 65536}, {8, 101376}, {1000, 49152}}) {
+    // from 13 rows of a block to 1, from 8 warps to 1, from 2 buffers of a warp to 1
+    for (auto const& [multiprocessors, shared] : {std::pair{1, 232448},
+                                                  {1, 166912},
+                                                  {1, 101376},
+                                                  {1, 65536},
+                                                  {8, 101376},
+                                                  {1000, 49152},
+                                                  {1000, 20480}}) {
       auto const x = with_limits(multiprocessors, shared);
       INFO(multiprocessors << " multiprocessors, " << shared << " bytes");
       CHECK(run_scores(x, c) == want);

@@ -50,17 +50,21 @@ void check_plan(DeviceLimits const& limits, Shape const& shape) {
   CHECK(plan->key_chunks <= 65535);
   if (plan->tensor) {
     CHECK(plan->block.bytes == plan->shared_bytes);
-    CHECK((plan->block.stages >= 2 && plan->block.stages <= 4));
+    CHECK((plan->block.stages >= 1 && plan->block.stages <= detail::ScoreBlock::most_stages));
+    CHECK(plan->threads == 32 * plan->block.warps);
+    CHECK(plan->rows <= 32);  // a lane holds each
     CHECK(plan->block.head_tiles * 8 >= shape.index_heads);
     CHECK(plan->block.head_tiles * 8 < shape.index_heads + 8);  // no wasted product
-    // 64-bit places, vectors of weights, lines of 128 bytes
-    CHECK((plan->block.places_at % 8 == 0 && plan->block.weights_at % 8 == 0));
-    CHECK((plan->block.keys_at % 128 == 0 && plan->block.key_line % 128 == 0));
+    // vectors of weights, lines of 128 bytes
+    CHECK((plan->block.weights_at % 8 == 0 && plan->block.keys_at % 128 == 0));
+    CHECK((plan->block.query_line % 128 == 0 && plan->block.key_line % 128 == 0));
   }
 }
 
 static_assert(indexer_plan(h200, Bf16{}, shape_of(1, 131072, 32, 128))->rows == 1);
-static_assert(indexer_plan(h200, Bf16{}, shape_of(2048, 131072, 32, 128))->rows == 8);
+static_assert(indexer_plan(h200, Bf16{}, shape_of(2048, 131072, 32, 128))->rows == 16);
+static_assert(indexer_plan(parts[2], Bf16{}, shape_of(2048, 131072, 32, 128))->rows == 4);
+static_assert(indexer_plan(parts[2], WidenedBf16{}, shape_of(2048, 131072, 32, 128))->rows == 8);
 
 }  // namespace
 
@@ -126,12 +130,28 @@ TEST_CASE("indexer plan: few rows are spread by keys, many share a read of them"
     }
     auto const prefill = indexer_plan(part, E4m3{}, shape_of(2048, 32768, 32, 128));
     CHECK(prefill->rows >= 4);
-    CHECK(prefill->row_groups * prefill->key_chunks >= part.multiprocessors);
+    CHECK(4 * prefill->row_groups * prefill->key_chunks >= 3 * part.multiprocessors);
     // the queries that all chunks read again are a twelfth of the keys that all rows read
     CHECK(prefill->key_chunks * 12 * prefill->rows * 32 <= 32768 + 12 * prefill->rows * 32);
   }
   auto const one = indexer_plan(h200, Bf16{}, shape_of(1, 4096, 32, 128));
   CHECK((one->key_chunks - 1) * 12 * 32 <= 4096);
+}
+
+TEST_CASE("indexer plan: blocks come in waves that fill at least half of the part") {
+  // one wave of 768 keys, not two of 512 with half of the second idle
+  CHECK(indexer_plan(h200, Bf16{}, shape_of(1, 98304, 32, 128))->key_chunks == 128);
+  for (DeviceLimits const& part : parts) {
+    for (index_t const rows : {1, 5, 32, 200, 2048}) {
+      for (index_t const keys : {262144, 300000, 1048576}) {
+        INFO("sm_" << part.compute_capability << ", " << rows << " rows, " << keys << " keys");
+        auto const plan = indexer_plan(part, E4m3{}, shape_of(rows, keys, 32, 128));
+        index_t const blocks = plan->row_groups * plan->key_chunks;
+        index_t const waves = (blocks + part.multiprocessors - 1) / part.multiprocessors;
+        CHECK(2 * blocks >= waves * part.multiprocessors);
+      }
+    }
+  }
 }
 
 TEST_CASE("indexer plan: refusals name the reason") {

@@ -134,6 +134,21 @@ TEST_CASE("CUDA full sort: widths and lengths at their ends", "[topk]") {
   select_with(x, FullSortTopK{}, none);
 }
 
+TEST_CASE("CUDA full sort: CUB asks for no more than it is given", "[topk]") {
+  test::Cuda const x;
+  for (int const rows : {1, 3, 1000, 1 << 20}) {
+    for (int const keys : {1, 2047, 100000, static_cast<int>(max_position)}) {
+      if (index_t{rows} * keys > max_position) continue;
+      CAPTURE(rows, keys);
+      std::size_t bytes = 0;
+      std::uint32_t const* result = nullptr;
+      test::require(detail::sort_segments(x, {}, rows, rows * keys, 32, nullptr, bytes, result));
+      CHECK(bytes > 0);
+      CHECK(bytes <= detail::full_sort_library_bytes);
+    }
+  }
+}
+
 TEST_CASE("CUDA full sort: captured once, replayed with new lengths and scores", "[topk]") {
   test::Cuda const x;
   Batch<float> batch(3, 700, 60);

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <type_traits>
 
 /// @file SparseMla and DenseMla on CUDA, from sm_80 on.
@@ -29,7 +30,7 @@
 /// How it sums. Logits in fp32. On the tensor cores the lanes are summed in 2 (64 heads) or 4 parts
 /// by rows of 16, in the order of the hardware, then the parts in order. Weights 2^(logit - M) are
 /// rounded to the type that multiplies them, the sum of the weights is not. M is a head's largest
-/// logit or up to a factor of 2^8 below it. Error of a value, beyond fp32's, relative to
+/// logit or up to a factor of 2^13 below it. Error of a value, beyond fp32's, relative to
 /// sum |w v|: bf16 2^-9 and fp16 2^-12 (rounded weights), e4m3 rows 3 * 2^-12 (see
 /// attend_e4m3.cuh); fp16 weights below 2^-14 of the largest lose bits, at most 2^-25 of the
 /// largest each. Logits have the error of fp32 sums only: e4m3 codes and scales enter exactly.
@@ -41,27 +42,10 @@ namespace indexshare {
 inline namespace v0 {
 namespace detail {
 
-template <class Policy>
-struct MlaTypes;
-template <class Q, class F, class O>
-struct MlaTypes<SparseMla<Q, F, O>> {
-  using Query = Q;
-  using KvFormat = F;
-  using Out = O;
-};
-template <class Q, class F, class O>
-struct MlaTypes<DenseMla<Q, F, O>> : MlaTypes<SparseMla<Q, F, O>> {};
-
-template <class Policy>
-constexpr AttentionOperands operands_of_policy() noexcept {
-  using Types = MlaTypes<Policy>;
-  return attention_operands<typename Types::Query, typename Types::KvFormat>();
-}
-
 /// Operands of a call: e4m3 rows with other tiles than the kernel is made for go the general way.
 template <class Policy, class Inputs>
 AttentionOperands operands_of_call(Inputs const& in) noexcept {
-  constexpr AttentionOperands operands = operands_of_policy<Policy>();
+  constexpr AttentionOperands operands = operands_of(Policy{});
   if constexpr (operands == AttentionOperands::e4m3) {
     bool const fits = in.kv.format.latent == AttendWidths::latent &&
                       in.kv.format.tile == AttendWidths::scale_tile;
@@ -93,9 +77,14 @@ AttendCall<Query, KvFormat, Out> make_attend_call(
   call.value_groups = static_cast<std::uint32_t>(plan.value_groups);
   call.partials = partials;
   bool const flat = in.kv.blocks <= 1 || in.kv.block_stride == in.kv.block_size * in.kv.row_stride;
-  call.rows = {reinterpret_cast<std::byte const*>(in.kv.data), in.kv.block_stride * kv,
-               in.kv.row_stride * kv, static_cast<std::uint32_t>(in.kv.slots()),
-               flat ? 0 : static_cast<std::uint32_t>(in.kv.block_size)};
+  index_t const row_stride = in.kv.row_stride * kv;
+  bool const short_stride = row_stride <= std::numeric_limits<std::uint32_t>::max();
+  call.rows = {reinterpret_cast<std::byte const*>(in.kv.data),
+               in.kv.block_stride * kv,
+               row_stride,
+               static_cast<std::uint32_t>(in.kv.slots()),
+               static_cast<std::uint32_t>(in.kv.block_size),
+               flat && short_stride ? static_cast<std::uint32_t>(row_stride) : 0};
   call.query_alignment =
       common_alignment(in.q.data_handle(), {in.q.stride(0) * query, in.q.stride(1) * query});
   call.kv_alignment =
@@ -150,30 +139,16 @@ Status attend_rows(CudaExec const& x, AttentionPlan const& plan, bool tensor_cor
     AttendMerge<Out> const merge{call.out,
                                  call.in.sink,
                                  part.first,
-                                 part.count,
                                  static_cast<int>(plan.splits),
                                  tensor_cores ? PartialOrder::fragments : PartialOrder::lanes,
                                  call.partials};
-    index_t const warps = part.count * call.out.out.extent(1);
-    auto const merges = static_cast<unsigned>((warps + merge.warps - 1) / merge.warps);
-    return launch(x, "attention, merge of splits", attend_merge_kernel<Out>,
-                  {dim3(merges), merge.threads, 0}, merge);
+    auto const merges = static_cast<unsigned>(part.count * call.partials.heads / merge.heads);
+    return launch(x, plan.merge_kernel, attend_merge_kernel<Out>, {dim3(merges), merge.threads, 0},
+                  merge);
   });
 }
 
 }  // namespace detail
-
-/// Scratch for partial results of split rows; does not depend on the keys. Errors: bad_shape;
-/// unsupported with what the device lacks (it is the capability query too).
-template <class Policy>
-requires detail::is_mla<Policy> Result<WorkspaceSize> attention_workspace(CudaExec const& x, Policy,
-                                                                          Shape const& shape)
-noexcept {
-  Result<AttentionPlan> const plan =
-      plan_attention(x.limits(), detail::operands_of_policy<Policy>(), shape, 1);
-  if (!plan) return refuse(plan.error());
-  return attention_scratch(shape);
-}
 
 /// Errors: those of check_inputs; unsupported with what the device lacks.
 template <class Policy>
@@ -184,7 +159,7 @@ requires detail::is_mla<Policy> Status attention_check(
 noexcept {
   if (Status const status = check_inputs(in, out, batch, shape); !status.ok()) return status;
   Result<AttentionPlan> const plan =
-      plan_attention(x.limits(), detail::operands_of_call<Policy>(in), shape, 1);
+      detail::plan_attention(x.limits(), detail::operands_of_call<Policy>(in), shape, 1);
   return plan ? Status{} : plan.error();
 }
 
@@ -212,8 +187,7 @@ noexcept {
   AttendPartials partials;
   if (plan->splits > 1) {
     WorkspaceCarver carver(ws);
-    partials = carve_attend(carver, saturating_area(rows.count * plan->splits, shape.heads),
-                            shape.value_dim);
+    partials = carve_attend(carver, rows.count * plan->splits, shape.heads, shape.value_dim);
     if (ws.bytes < carver.size().bytes) {
       return workspace_too_small("workspace of the attention, in bytes", carver.size().bytes,
                                  ws.bytes);

@@ -40,6 +40,7 @@ constexpr AttentionOperands attention_operands() noexcept {
 /// they leave partial results, which a second kernel merges in the order of the keys.
 struct AttentionPlan {
   char const* kernel = "";
+  char const* merge_kernel = "attention, merge of splits";  ///< runs where there are splits
   int heads_per_block = 0;
   index_t head_groups = 0;
   int keys_per_tile = 0;
@@ -56,23 +57,18 @@ namespace detail {
 
 /// Blocks that fill any GPU. Rows above that are not split.
 inline constexpr index_t attend_target_blocks = 128;
-/// A row is cut into splits of this many keys at least, for `max_splits` pieces at most; so many
-/// that the partial results are no more than the KV rows that they come from.
-struct AttendCut {
-  index_t least_keys;
-  index_t max_splits;
-};
-/// Wide head counts leave larger partial results: 64 heads write what 200 e4m3 rows hold.
-constexpr AttendCut attend_cut(index_t heads, bool tensor_cores) noexcept {
-  if (!tensor_cores) return {256, 8};
-  if (heads > 32) return {320, 8};
-  return heads > 16 ? AttendCut{128, 16} : AttendCut{64, 32};
-}
+inline constexpr index_t attend_most_splits = 32;
 
-/// Partial results of one head, of all splits of a row, at most; monotone in the heads.
-constexpr std::size_t attend_parts(index_t heads) noexcept {
-  std::size_t const all = saturating_area(heads, 1);
-  return heads <= 16 ? 32 * all : std::max<std::size_t>(512, 8 * all);
+/// Blocks take whole groups of eight heads.
+constexpr index_t attend_padded_heads(index_t heads) noexcept { return (heads + 7) / 8 * 8; }
+
+/// Keys of a split at least. Its start, its end and its part of the merge cost a block of 64 heads
+/// the instructions of 70 keys; and it leaves 4 * (512 + 2) bytes of partial results per head,
+/// which e4m3 rows of 656 bytes outweigh from 3.2 keys per head on.
+constexpr index_t attend_least_keys(index_t heads, bool tensor_cores) noexcept {
+  index_t const padded = attend_padded_heads(heads);
+  index_t const of_block = tensor_cores ? std::clamp<index_t>(5 * padded, 64, 320) : 256;
+  return std::max(of_block, 4 * padded);
 }
 
 /// Keys of a split and the number of splits, from capacities alone.
@@ -80,32 +76,36 @@ struct AttendSplits {
   index_t keys;
   index_t count;
 };
-constexpr AttendSplits attend_splits(AttendCut const& cut, index_t rows, index_t width,
+constexpr AttendSplits attend_splits(index_t rows, index_t width, index_t least_keys,
                                      index_t tile) noexcept {
-  index_t const wanted =
-      std::clamp<index_t>(attend_target_blocks / std::max<index_t>(rows, 1), 1, cut.max_splits);
+  index_t const most = std::min(attend_target_blocks / rows, attend_most_splits);
+  index_t const wanted = std::max<index_t>(std::min(most, width / least_keys), 1);
   index_t const share = (width + wanted - 1) / wanted;
-  index_t const keys = (std::max(share, cut.least_keys) + tile - 1) / tile * tile;
-  return {keys, std::max<index_t>((width + keys - 1) / keys, 1)};
+  index_t const keys = (share + tile - 1) / tile * tile;
+  return {keys, (width + keys - 1) / keys};
 }
 
 // ---- scratch
 
 /// Results of a split before the merge. With M the reference of the softmax in powers of two:
-/// `values` [parts, heads, value_dim] = sum 2^(logit - M) * v, `sums` [parts, heads] the weights.
+/// `values` [rows, splits, heads, value_dim] = sum 2^(logit - M) * v, `sums` [rows, splits, heads]
+/// the weights.
 struct AttendPartials {
+  index_t heads = 0;  ///< padded
   float* values = nullptr;
   float* references = nullptr;
   float* sums = nullptr;
 };
-constexpr AttendPartials carve_attend(WorkspaceCarver& carver, std::size_t heads,
+/// `splits`: of all rows.
+constexpr AttendPartials carve_attend(WorkspaceCarver& carver, index_t splits, index_t heads,
                                       index_t value_dim) noexcept {
-  std::size_t const values =
-      saturating_bytes(std::max<std::size_t>(heads, 1), static_cast<std::size_t>(value_dim));
   AttendPartials partials;
-  partials.values = carver.take<float>(heads == 0 ? 0 : values);
-  partials.references = carver.take<float>(heads);
-  partials.sums = carver.take<float>(heads);
+  partials.heads = attend_padded_heads(heads);
+  std::size_t const parts = saturating_area(splits, partials.heads);
+  partials.values =
+      carver.take<float>(saturating_bytes(parts, static_cast<std::size_t>(value_dim)));
+  partials.references = carver.take<float>(parts);
+  partials.sums = carver.take<float>(parts);
   return partials;
 }
 
@@ -162,7 +162,9 @@ struct AttendMemory {
   int queries;   ///< [heads][query_line]
   int sums;      ///< [lane groups][heads][sum_line] floats: logits of a part of the lanes
   int weights;   ///< [heads][tile], 16 bits each, swizzled
-  int units;     ///< e4m3: [tile] floats, then [scales][tile] fp16
+  int units;     ///< e4m3: [tile] floats, powers of two split off a key's scales
+  int rests;     ///< e4m3: [scales][tile] fp16, what is left of the scales
+  int scales;    ///< e4m3: [scales][tile] floats
   int factors;   ///< [heads] floats
   int place;     ///< AttendPlace
   int total;
@@ -186,7 +188,9 @@ constexpr AttendMemory attend_memory(bool e4m3) noexcept {
   at.queries = Heads > 32 ? 0 : at.stage;  // beside the first tile where there is room
   at.weights = at.sums + Warps::lane_groups * Heads * AttendMemory::sum_line;
   at.units = at.weights + Heads * Warps::tile * 2;
-  at.factors = at.units + (e4m3 ? Warps::tile * 4 + AttendWidths::scales * Warps::tile * 2 : 0);
+  at.rests = at.units + (e4m3 ? Warps::tile * 4 : 0);
+  at.scales = at.rests + (e4m3 ? AttendWidths::scales * Warps::tile * 2 : 0);
+  at.factors = at.scales + (e4m3 ? AttendWidths::scales * Warps::tile * 4 : 0);
   at.place = at.factors + Heads * 4;
   at.total = at.place + AttendMemory::place_bytes;
   return at;
@@ -254,15 +258,10 @@ constexpr Status check_attention_device(DeviceLimits const& limits, int shared_b
                            shared_bytes)});
 }
 
-}  // namespace detail
-
-/// What a call of `shape` launches, of shape.rows rows with `width` keys at most each (top_k, or
-/// keys where attention is dense). A function of the types and the shape; of the device it only
-/// asks whether they fit. Errors: bad_shape; unsupported with what the device lacks.
+/// The plan of a call whose rows have `width` keys at most.
 constexpr Result<AttentionPlan> plan_attention(DeviceLimits const& limits,
                                                AttentionOperands operands, Shape const& shape,
                                                index_t width) noexcept {
-  using namespace detail;
   if (Status const status = check_shape(SparseMla<float, format::Plain<float>>{}, shape);
       !status.ok()) {
     return refuse(status);
@@ -289,23 +288,57 @@ constexpr Result<AttentionPlan> plan_attention(DeviceLimits const& limits,
     return refuse(status);
   }
   plan.head_groups = (shape.heads + plan.heads_per_block - 1) / plan.heads_per_block;
-  AttendSplits const splits = attend_splits(attend_cut(shape.heads, tensor_cores), shape.rows,
-                                            std::max<index_t>(width, 1), plan.keys_per_tile);
+  AttendSplits const splits =
+      attend_splits(std::max<index_t>(shape.rows, 1), std::max<index_t>(width, 1),
+                    attend_least_keys(shape.heads, tensor_cores), plan.keys_per_tile);
   plan.keys_per_split = splits.keys;
   plan.splits = splits.count;
   return plan;
+}
+
+template <class Query, class KvFormat, class Out>
+constexpr AttentionOperands operands_of(SparseMla<Query, KvFormat, Out> const&) noexcept {
+  return attention_operands<Query, KvFormat>();
+}
+template <class Query, class KvFormat, class Out>
+constexpr AttentionOperands operands_of(DenseMla<Query, KvFormat, Out> const&) noexcept {
+  return attention_operands<Query, KvFormat>();
+}
+
+}  // namespace detail
+
+/// What SparseMla or DenseMla launches for shape.rows rows with at most top_k keys each, or
+/// shape.keys where it is dense. A function of the types and the shape; of the device it only asks
+/// whether they fit. e4m3 rows are taken to have the published tiles, 512 latent lanes with a scale
+/// for each 128; a cache view with others runs in fp32. Errors: bad_shape; unsupported with what
+/// the device lacks.
+template <class Policy>
+requires detail::is_mla<Policy>
+constexpr Result<AttentionPlan> attention_plan(DeviceLimits const& limits, Policy const& policy,
+                                               Shape const& shape) noexcept {
+  return detail::plan_attention(limits, detail::operands_of(policy), shape,
+                                Policy::reads_selection ? shape.top_k : shape.keys);
 }
 
 /// Scratch of a pass of shape.rows rows of any call with at least as many. Does not depend on the
 /// keys; monotone in every extent.
 constexpr WorkspaceSize attention_scratch(Shape const& shape) noexcept {
   using namespace detail;
-  std::size_t const split_rows =
-      saturating_bytes(saturating_area(shape.rows, 1), attend_parts(shape.heads));
-  std::size_t const most = saturating_area(attend_target_blocks, shape.heads);
+  constexpr index_t filling = attend_target_blocks / attend_most_splits;
+  index_t const splits = std::min(shape.rows, filling) * attend_most_splits;
   WorkspaceCarver carver;
-  carve_attend(carver, std::min(split_rows, most), shape.value_dim);
+  carve_attend(carver, splits, shape.heads, shape.value_dim);
   return carver.size();
+}
+
+/// Scratch for partial results of split rows. Errors: those of `attention_plan`.
+template <detail::HasDeviceLimits X, class Policy>
+requires detail::is_mla<Policy>
+constexpr Result<WorkspaceSize> attention_workspace(X const& x, Policy const& policy,
+                                                    Shape const& shape) noexcept {
+  Result<AttentionPlan> const plan = attention_plan(x.limits(), policy, shape);
+  if (!plan) return refuse(plan.error());
+  return attention_scratch(shape);
 }
 
 }  // namespace v0

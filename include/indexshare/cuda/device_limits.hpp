@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <indexshare/exec.hpp>
 #include <indexshare/status.hpp>
+
+#include <concepts>
 
 namespace indexshare {
 inline namespace v0 {
@@ -16,7 +19,26 @@ struct DeviceLimits {
   friend constexpr bool operator==(DeviceLimits const&, DeviceLimits const&) noexcept = default;
 };
 
+/// An executor that answers size queries and runs nothing: for a device of another machine, and for
+/// code without a CUDA toolkit. Every size and every refusal is that of a CudaExec with the same
+/// limits, since both take the same overloads.
+struct CudaPlanner {
+  static constexpr Space space = Space::device;
+
+  DeviceLimits device{};
+
+  constexpr DeviceLimits const& limits() const noexcept { return device; }
+};
+static_assert(Executor<CudaPlanner>);
+
 namespace detail {
+
+/// CudaExec and CudaPlanner: what a call takes is arithmetic on the limits.
+template <class X>
+concept HasDeviceLimits = Executor<X> && requires(X const x) {
+  { x.limits() }
+  noexcept->std::same_as<DeviceLimits const&>;
+};
 
 /// What every kernel needs: cp.async and mma.sync of bf16.
 inline constexpr int oldest_compute_capability = 80;

@@ -5,7 +5,9 @@
 #include <indexshare/cuda/detail/launch.cuh>
 #include <indexshare/cuda/detail/topk_rows.cuh>
 #include <indexshare/cuda/exec.cuh>
+#include <indexshare/cuda/full_sort_plan.hpp>
 #include <indexshare/macros.hpp>
+#include <indexshare/select.hpp>
 #include <indexshare/topk/full_sort.hpp>
 
 #include <cub/device/device_segmented_radix_sort.cuh>
@@ -18,41 +20,6 @@
 namespace indexshare {
 inline namespace v0 {
 namespace detail {
-
-inline constexpr int full_sort_threads = 256;
-inline constexpr int full_sort_block = 1024;  ///< scores per block
-
-/// Scratch of a full sort. CUB sorts from one half of a pair to the other and back.
-struct FullSortBuffers {
-  std::uint32_t* keys[2];       ///< [rows, width] each
-  std::uint32_t* positions[2];  ///< [rows, width] each
-  std::int32_t* begins;         ///< [rows], of the rows in the buffers
-  std::int32_t* key_ends;       ///< [rows], of what is sorted by score: nothing of a short row
-  std::int32_t* winner_ends;    ///< [rows], of what is then sorted by position
-  std::byte* library;
-};
-
-/// CUB counts with int, so rows are sorted in passes of at most this many.
-constexpr index_t full_sort_rows(Shape const& shape) noexcept {
-  return std::clamp<index_t>(max_position / std::max<index_t>(shape.keys, full_sort_block), 1,
-                             std::max<index_t>(shape.rows, 1));
-}
-
-/// Scratch of one pass; monotone in rows and keys, though a pass of longer rows has fewer.
-inline FullSortBuffers carve_full_sort(WorkspaceCarver& carver, Shape const& shape,
-                                       std::size_t library_bytes) noexcept {
-  constexpr auto most = static_cast<std::size_t>(max_position);
-  std::size_t const scores = std::min(saturating_area(shape.rows, shape.keys), most);
-  std::size_t const rows = std::min(saturating_area(shape.rows, 1), most / full_sort_block);
-  FullSortBuffers buffers{};
-  for (auto& keys : buffers.keys) keys = carver.take<std::uint32_t>(scores);
-  for (auto& positions : buffers.positions) positions = carver.take<std::uint32_t>(scores);
-  buffers.begins = carver.take<std::int32_t>(rows);
-  buffers.key_ends = carver.take<std::int32_t>(rows);
-  buffers.winner_ends = carver.take<std::int32_t>(rows);
-  buffers.library = carver.take<std::byte>(library_bytes);
-  return buffers;
-}
 
 /// Keys and positions of a batch of rows, and where each row's segments end.
 template <class Score>
@@ -123,28 +90,6 @@ constexpr int bits_of(index_t count) noexcept {
   return std::max(1, static_cast<int>(cuda::std::bit_width(static_cast<std::uint64_t>(count))));
 }
 
-struct FullSortPlan {
-  std::size_t library_bytes = 0;
-  WorkspaceSize workspace{};
-};
-inline Result<FullSortPlan> plan_full_sort(CudaExec const& x, Shape const& shape) noexcept {
-  if (shape.keys > max_position) {
-    return refuse(
-        failure(Errc::unsupported, "full sort: keys of a row on CUDA", max_position, shape.keys));
-  }
-  FullSortPlan plan;
-  std::uint32_t const* result = nullptr;
-  index_t const rows = full_sort_rows(shape);
-  cudaError_t const error = sort_segments(x, {}, static_cast<int>(rows),
-                                          static_cast<int>(rows * std::max<index_t>(shape.keys, 0)),
-                                          bits_of(shape.keys), nullptr, plan.library_bytes, result);
-  if (error != cudaSuccess) return refuse(cuda_failure(error, "full sort: size query of CUB"));
-  WorkspaceCarver carver;
-  carve_full_sort(carver, shape, plan.library_bytes);
-  plan.workspace = carver.size();
-  return plan;
-}
-
 /// Rows [first, first + count) of a call.
 template <class Score>
 TopKRows<Score> rows_from(TopKRows<Score> rows, index_t first) noexcept {
@@ -157,37 +102,27 @@ TopKRows<Score> rows_from(TopKRows<Score> rows, index_t first) noexcept {
 
 template <class Score>
 Status full_sort_pass(CudaExec const& x, TopKRows<Score> const& rows, index_t count,
-                      FullSortBuffers const& buffers, std::size_t library_bytes) noexcept {
-  index_t const row_blocks =
-      std::max<index_t>(1, (rows.width + full_sort_block - 1) / full_sort_block);
-  Status status = launch(x, "full_sort_keys", full_sort_keys<Score>,
-                         {dim3(static_cast<unsigned>(count * row_blocks)), full_sort_threads, 0},
-                         rows, buffers, static_cast<std::uint32_t>(row_blocks));
+                      FullSortBuffers const& buffers, FullSortPlan const& plan) noexcept {
+  Status status = launch(x, plan.kernels[0], full_sort_keys<Score>,
+                         {dim3(static_cast<unsigned>(count * plan.row_blocks)), plan.threads, 0},
+                         rows, buffers, static_cast<std::uint32_t>(plan.row_blocks));
   if (!status.ok()) return status;
   std::uint32_t const* positions = nullptr;
+  std::size_t library_bytes = full_sort_library_bytes;
   cudaError_t error =
       sort_segments(x, buffers, static_cast<int>(count), static_cast<int>(count * rows.width),
                     bits_of(rows.width), buffers.library, library_bytes, positions);
   if (error == cudaSuccess && x.checks_each_kernel()) error = cudaStreamSynchronize(x.stream());
-  if (error != cudaSuccess) return cuda_failure(error, "full sort: CUB");
-  return launch(x, "full_sort_write", full_sort_write<Score>,
-                {dim3(static_cast<unsigned>(count)), full_sort_threads, 0}, rows, positions);
+  if (error != cudaSuccess) return cuda_failure(error, plan.kernels[1]);
+  return launch(x, plan.kernels[2], full_sort_write<Score>,
+                {dim3(static_cast<unsigned>(count)), plan.threads, 0}, rows, positions);
 }
 
 }  // namespace detail
 
-/// 16 bytes per score and what CUB asks for. Errors: unsupported for rows of 2^31 keys or more,
-/// backend_error where CUB finds no device.
-inline Result<WorkspaceSize> topk_workspace(CudaExec const& x, FullSortTopK,
-                                            Shape const& shape) noexcept {
-  auto const plan = detail::plan_full_sort(x, shape);
-  if (!plan) return refuse(plan.error());
-  return plan->workspace;
-}
-
 /// By CUB's segmented radix sort, one block of its kernels per row: some ten passes over the
 /// scores' keys and positions. Reads each score once. Lengths stay on the device. Any k. Errors:
-/// bad_shape, bad_stride, missing_input as RadixTopK; workspace_too_small; those of the size query;
+/// bad_shape, bad_stride, missing_input as RadixTopK; workspace_too_small; those of `topk_plan`;
 /// backend_error. Only enqueues.
 template <Element Score>
 Status topk_select(CudaExec const& x, FullSortTopK policy,
@@ -197,24 +132,19 @@ Status topk_select(CudaExec const& x, FullSortTopK policy,
   using namespace detail;
   if (Status const status = check_inputs(policy, scores, lengths, out); !status.ok()) return status;
   Shape const shape = topk_shape<Score>(scores, out);
-  auto const plan = plan_full_sort(x, shape);
+  auto const plan = topk_plan(x.limits(), policy, shape);
   if (!plan) return plan.error();
   if (plan->workspace.bytes > ws.bytes) {
     return failure(Errc::workspace_too_small, "workspace of the full sort, in bytes",
                    static_cast<std::int64_t>(plan->workspace.bytes),
                    static_cast<std::int64_t>(ws.bytes));
   }
-  index_t const rows_per_pass = full_sort_rows(shape);
   WorkspaceCarver carver(ws);
-  FullSortBuffers const buffers = carve_full_sort(carver, shape, plan->library_bytes);
+  FullSortBuffers const buffers = carve_full_sort(carver, shape);
   TopKRows<Score> const rows = topk_rows<Score>(scores, lengths, out);
-  for (index_t first = 0; first < shape.rows; first += rows_per_pass) {
-    Status const status =
-        full_sort_pass(x, rows_from(rows, first), std::min(rows_per_pass, shape.rows - first),
-                       buffers, plan->library_bytes);
-    if (!status.ok()) return status;
-  }
-  return {};
+  return for_each_pass(shape.rows, plan->rows_per_pass, [&](RowRange pass) noexcept {
+    return full_sort_pass(x, rows_from(rows, pass.first), pass.count, buffers, *plan);
+  });
 }
 
 static_assert(TopKPolicy<FullSortTopK, CudaExec, float> &&

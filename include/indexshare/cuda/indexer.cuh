@@ -51,16 +51,25 @@ Status launch_scores(CudaExec const& x, IndexerPlan const& plan,
     if (plan.tensor) {
       TensorScoreCall<Query, KeyFormat> const tensor{call, plan.block,
                                                      score_alignment<Query, KeyFormat>(call.in)};
-      int const tiles = plan.block.head_tiles;
-      auto const with = [&](auto lanes) noexcept {
-        constexpr int n = decltype(lanes)::value;
-        auto const kernel = tiles % 4 == 0   ? score_tensor_kernel<Query, KeyFormat, n, 4>
-                            : tiles % 2 == 0 ? score_tensor_kernel<Query, KeyFormat, n, 2>
-                                             : score_tensor_kernel<Query, KeyFormat, n, 1>;
-        return launch(x, plan.kernel, kernel, shape, tensor);
+      auto const with = [&](auto lanes, auto heads) noexcept {
+        return launch(x, plan.kernel, score_tensor_kernel<Query, KeyFormat, lanes, heads>, shape,
+                      tensor);
       };
-      return call.in.q.extent(2) == 128 ? with(std::integral_constant<int, 128>{})
-                                        : with(std::integral_constant<int, 0>{});
+      constexpr std::integral_constant<int, 0> any{};
+      constexpr std::integral_constant<int, 128> lanes{};
+      if (call.in.q.extent(2) != lanes) return with(any, any);
+      switch (call.in.q.extent(1)) {
+        case 8:
+          return with(lanes, std::integral_constant<int, 8>{});
+        case 16:
+          return with(lanes, std::integral_constant<int, 16>{});
+        case 32:
+          return with(lanes, std::integral_constant<int, 32>{});
+        case 64:
+          return with(lanes, std::integral_constant<int, 64>{});
+        default:
+          return with(lanes, any);
+      }
     }
   }
   return launch(x, plan.kernel, score_scalar_kernel<Query, KeyFormat>, shape,
@@ -68,16 +77,6 @@ Status launch_scores(CudaExec const& x, IndexerPlan const& plan,
 }
 
 }  // namespace detail
-
-/// No scratch. Refuses what the device cannot run (`indexer_plan`).
-/// Errors: bad_shape, unsupported.
-template <Element Query, class KeyFormat>
-Result<WorkspaceSize> indexer_workspace(CudaExec const& x, ReluDotIndexer<Query, KeyFormat> policy,
-                                        Shape const& shape) noexcept {
-  Result<IndexerPlan> const plan = indexer_plan(x.limits(), policy, shape);
-  if (!plan) return refuse(plan.error());
-  return WorkspaceSize{0};
-}
 
 /// Any alignment and any strides of queries, weights and keys run, and give the same bits; 16-byte
 /// aligned rows are fastest. Errors: those of `check_inputs`; unsupported.

@@ -7,6 +7,7 @@
 #include <indexshare/indexer/relu_dot.hpp>
 #include <indexshare/macros.hpp>
 #include <indexshare/status.hpp>
+#include <indexshare/workspace.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -49,49 +50,40 @@ constexpr bool runs_on_tensor_cores(ScoreDots dots, index_t heads, index_t lanes
          heads <= most_tensor_heads;
 }
 
-inline constexpr int score_threads = 256;
-inline constexpr int score_warps = score_threads / 32;
-inline constexpr int most_score_rows = 8;  ///< of a block
+inline constexpr int most_score_warps = 8;  ///< of a block
+inline constexpr int most_score_rows = 16;  ///< of a block
 
-/// One block of the tensor-core kernel: `rows` query rows against a stream of key tiles, the
-/// copies of `stages - 1` tiles ahead of the arithmetic. Shared memory, in this order:
+/// One block of the tensor-core kernel: `rows` query rows against `warps` streams of keys. A warp
+/// has `stages` buffers of 32 keys for itself, which its copies fill ahead of its arithmetic.
+/// Shared memory, in this order:
 ///   queries  [rows][8 * head_tiles] lines of `query_line` bytes
-///   keys     [stages][tile] lines of `key_line` bytes
-///   places   [2][tile] int64, byte offset of a key in the cache
-///   scales   [stages][tile] float, of formats with scales
+///   keys     [warps][stages] buffers: 32 lines of `key_line` bytes and then 32 scales, float
 ///   weights  [rows][8 * head_tiles] float
-///   absent   [absent_slots][tile / 32] words, one bit per key of a tile
 /// Lines are multiples of 128 bytes; 16-byte piece p of line l lies at piece p ^ (l % 8), so that
 /// eight lines' pieces of one column are in different banks.
 struct ScoreBlock {
   int rows = 0;
-  int tile = 0;
+  int warps = 0;
   int stages = 0;
   int head_tiles = 0;
   int query_line = 0;
   int key_line = 0;
-  bool scaled = false;
 
-  static constexpr int absent_slots = 8;  ///< more than stages + 1, a power of two
+  static constexpr int warp_keys = 32;  ///< of a buffer
+  static constexpr int most_stages = 4;
 
   // where the parts after the queries begin, in bytes
   int keys_at = 0;
-  int places_at = 0;
-  int scales_at = 0;
   int weights_at = 0;
-  int absent_at = 0;
   int bytes = 0;  ///< of all
 
   INDEXSHARE_HD constexpr int padded_heads() const noexcept { return 8 * head_tiles; }
-  constexpr int stage_bytes() const noexcept { return tile * key_line; }
+  INDEXSHARE_HD constexpr int tile() const noexcept { return warps * warp_keys; }
 
   constexpr void lay_out() noexcept {
     keys_at = rows * padded_heads() * query_line;
-    places_at = keys_at + stages * stage_bytes();
-    scales_at = places_at + 2 * tile * 8;
-    weights_at = scales_at + (scaled ? stages * tile * 4 : 0);
-    absent_at = weights_at + rows * padded_heads() * 4;
-    bytes = absent_at + absent_slots * tile / 8;
+    weights_at = keys_at + stages * tile() * (key_line + 4);
+    bytes = weights_at + rows * padded_heads() * 4;
   }
 };
 
@@ -106,6 +98,8 @@ struct ScalarBlock {
   static constexpr int heads_at_once = 4;
   static constexpr int lanes_at_once = 64;
   static constexpr int most_key_warps = 4;
+  static constexpr int most_warps = 8;
+  static constexpr int most_rows = 8;
 
   INDEXSHARE_HD constexpr int key_warps() const noexcept { return tile > 32 ? tile / 32 : 1; }
   INDEXSHARE_HD constexpr int warps() const noexcept { return rows * key_warps(); }
@@ -138,29 +132,43 @@ namespace detail {
 
 constexpr index_t score_cut(index_t n, index_t by) noexcept { return (n + by - 1) / by; }
 
-/// Cuts the keys into at most `most_chunks` chunks of whole tiles, as many as give each
-/// multiprocessor four blocks.
-constexpr void cut_score_grid(IndexerPlan& plan, DeviceLimits const& limits, index_t rows,
-                              index_t keys, index_t most_chunks) noexcept {
+/// Cuts the keys into at most `most_chunks` chunks of whole tiles: as many blocks as one to four
+/// waves of one block per multiprocessor, whichever ends first; of equals the fewest. Returns the
+/// keys that a multiprocessor sees one after the other.
+constexpr index_t cut_score_grid(IndexerPlan& plan, DeviceLimits const& limits, index_t rows,
+                                 index_t keys, index_t most_chunks) noexcept {
+  index_t const sms = std::max(1, limits.multiprocessors);
   plan.row_groups = score_cut(rows, plan.rows);
-  index_t const wanted =
-      score_cut(4 * std::max(1, limits.multiprocessors), std::max<index_t>(1, plan.row_groups));
-  index_t const chunks = std::min(wanted, std::max<index_t>(1, most_chunks));
-  plan.chunk = score_cut(std::max<index_t>(1, score_cut(keys, chunks)), plan.tile) * plan.tile;
-  plan.key_chunks = score_cut(keys, plan.chunk);
+  index_t const groups = std::max<index_t>(1, plan.row_groups);
+  index_t shortest = 0;
+  for (index_t waves = 1; waves <= 4; ++waves) {
+    index_t const chunks =
+        std::clamp<index_t>(waves * sms / groups, 1, std::max<index_t>(1, most_chunks));
+    index_t const chunk =
+        score_cut(std::max<index_t>(1, score_cut(keys, chunks)), plan.tile) * plan.tile;
+    index_t const time = score_cut(groups * score_cut(keys, chunk), sms) * chunk;
+    if (waves > 1 && time >= shortest) continue;
+    shortest = time;
+    plan.chunk = chunk;
+    plan.key_chunks = score_cut(keys, chunk);
+  }
+  return shortest;
 }
 
-/// The deepest queue of the largest tiles that fits beside the queries of `rows` rows; bytes() is
-/// above the limit if none does.
+/// The most warps with the deepest queues that fit beside the queries of `rows` rows; bytes is
+/// above the limit if none do. One buffer per warp suffices where a warp holds its keys in
+/// registers while it is filled again.
 constexpr ScoreBlock fit_score_block(ScoreBlock block, int rows, int limit) noexcept {
   constexpr int flight = 64 * 1024;  // bytes of keys under way that hide the latency of memory
   block.rows = rows;
-  for (block.tile = 32 * score_warps;; block.tile /= 2) {
-    for (block.stages = std::clamp(1 + flight / block.stage_bytes(), 2, 4);; --block.stages) {
+  for (block.warps = most_score_warps;; block.warps /= 2) {
+    int const deepest = flight / (block.tile() * block.key_line);
+    for (block.stages = std::clamp(deepest, 1, ScoreBlock::most_stages);; --block.stages) {
       block.lay_out();
-      if (block.bytes <= limit || (block.tile == 32 && block.stages == 2)) return block;
-      if (block.stages == 2) break;
+      if (block.bytes <= limit) return block;
+      if (block.stages == 1) break;
     }
+    if (block.warps == 1) return block;
   }
 }
 
@@ -179,8 +187,10 @@ constexpr int line_of(index_t bytes) noexcept {
   return static_cast<int>(score_cut(bytes, 128) * 128);
 }
 
-/// The most rows per block, since keys are read once for all of them, that still give work to half
-/// of the multiprocessors; one where nothing does.
+/// The most rows per block, since keys are read once for all of them, unless fewer shorten the
+/// longest work of a multiprocessor by an eighth. Rows count alike whether they are of one request
+/// or of several, which only the device knows; bringing a tile of keys counts as one row, or as
+/// three with its conversion (instructions, counted).
 constexpr IndexerPlan plan_tensor_scores(DeviceLimits const& limits, ScoreDots dots,
                                          Shape const& shape) noexcept {
   ScoreBlock form;
@@ -188,35 +198,38 @@ constexpr IndexerPlan plan_tensor_scores(DeviceLimits const& limits, ScoreDots d
   // two bytes also where e4m3 queries stay one: images for other parts widen them
   form.query_line = line_of(2 * shape.index_dim);
   form.key_line = line_of(dots == ScoreDots::half ? 2 * shape.index_dim : shape.index_dim);
-  form.scaled = dots != ScoreDots::half;
 
-  IndexerPlan plan;
-  plan.kernel = shape.index_dim == 128 ? "indexer scores, tensor cores, 128 lanes"
-                                       : "indexer scores, tensor cores";
-  plan.tensor = true;
-  plan.threads = score_threads;
+  index_t const tile_rows = dots == ScoreDots::widened ? 3 : 1;
+  IndexerPlan best;
+  index_t shortest = 0;
   for (int rows = most_score_rows; rows >= 1; rows /= 2) {
+    IndexerPlan plan;
     plan.block = fit_score_block(form, rows, limits.shared_memory_bytes);
-    if (rows > 1 && (rows / 2 >= shape.rows || plan.block.bytes > limits.shared_memory_bytes)) {
-      continue;
-    }
+    if (rows > 1 && (rows / 2 >= shape.rows || plan.block.warps < most_score_warps)) continue;
     plan.rows = rows;
-    plan.tile = plan.block.tile;
-    plan.shared_bytes = plan.block.bytes;
+    plan.tile = plan.block.tile();
     index_t const groups = score_cut(shape.rows, rows);
-    cut_score_grid(plan, limits, shape.rows, shape.keys,
-                   most_score_chunks(limits, dots, groups, rows, shape));
-    if (2 * plan.row_groups * plan.key_chunks >= limits.multiprocessors) break;
+    index_t const keys = cut_score_grid(plan, limits, shape.rows, shape.keys,
+                                        most_score_chunks(limits, dots, groups, rows, shape));
+    index_t const time = keys * (std::clamp<index_t>(shape.rows, 1, rows) + tile_rows);
+    if (best.rows > 0 && 8 * time > 7 * shortest) continue;
+    best = plan;
+    shortest = time;
   }
-  return plan;
+  best.kernel = shape.index_dim == 128 ? "indexer scores, tensor cores, 128 lanes"
+                                       : "indexer scores, tensor cores";
+  best.tensor = true;
+  best.threads = 32 * best.block.warps;
+  best.shared_bytes = best.block.bytes;
+  return best;
 }
 
 constexpr IndexerPlan plan_scalar_scores(DeviceLimits const& limits, Shape const& shape) noexcept {
   ScalarBlock block;
   block.line = 4 * (score_cut(shape.index_dim, 4) | 1);
-  block.rows = most_score_rows;
+  block.rows = ScalarBlock::most_rows;
   while (block.rows > 1 && block.rows / 2 >= shape.rows) block.rows /= 2;
-  block.tile = 32 * std::min(ScalarBlock::most_key_warps, score_warps / block.rows);
+  block.tile = 32 * std::min(ScalarBlock::most_key_warps, ScalarBlock::most_warps / block.rows);
   while (block.tile > 1 && block.bytes() > limits.shared_memory_bytes) block.tile /= 2;
   while (block.rows > 1 && block.bytes() > limits.shared_memory_bytes) block.rows /= 2;
 
@@ -263,6 +276,16 @@ constexpr Result<IndexerPlan> indexer_plan(DeviceLimits const& limits,
       "shared memory of a block, which these index heads and lanes need (CUDA indexer)", limits,
       plan.shared_bytes);
   return fits.ok() ? Result<IndexerPlan>(plan) : refuse(fits);
+}
+
+/// No scratch. Errors: those of `indexer_plan`.
+template <detail::HasDeviceLimits X, Element Query, class KeyFormat>
+constexpr Result<WorkspaceSize> indexer_workspace(X const& x,
+                                                  ReluDotIndexer<Query, KeyFormat> const& policy,
+                                                  Shape const& shape) noexcept {
+  Result<IndexerPlan> const plan = indexer_plan(x.limits(), policy, shape);
+  if (!plan) return refuse(plan.error());
+  return WorkspaceSize{0};
 }
 
 }  // namespace v0

@@ -59,16 +59,6 @@ Status radix_select(CudaExec const& x, ScoreView<Space::device, Score const> con
 
 }  // namespace detail
 
-/// Scratch for the candidates of rows of more than 16384 keys, about 80 KiB per row; none for
-/// shorter ones. Errors: unsupported for top_k above 4096, a device below compute capability 8.0 or
-/// with too little shared memory (`topk_plan` in cuda/topk_plan.hpp says which kernels run).
-inline Result<WorkspaceSize> topk_workspace(CudaExec const& x, RadixTopK,
-                                            Shape const& shape) noexcept {
-  auto const plan = topk_plan(x.limits(), shape);
-  if (!plan) return refuse(plan.error());
-  return plan->workspace;
-}
-
 /// One launch for rows of up to 16384 keys, two for longer ones; scores of any element type, rows
 /// at any address. Each score is read once, 2048 to 16384 of a long row twice. Exact for any
 /// scores: where the threshold that the sample of a long row gave lets fewer than k or more than

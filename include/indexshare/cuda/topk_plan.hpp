@@ -4,6 +4,7 @@
 #include <indexshare/cuda/device_limits.hpp>
 #include <indexshare/dims.hpp>
 #include <indexshare/status.hpp>
+#include <indexshare/topk/radix.hpp>
 #include <indexshare/workspace.hpp>
 
 #include <algorithm>
@@ -43,17 +44,6 @@ struct TopKWide {
   static constexpr int candidates = 10240;  ///< more than that, and the row is selected anew
 };
 
-/// Shared memory of a block that selects. Whatever the block works on follows `bins`.
-template <class T>
-struct alignas(16) TopKScratch {
-  std::uint32_t word;  ///< what one thread found, for all
-  std::uint32_t digit;
-  std::uint32_t ties;
-  std::uint32_t takes_all;
-  std::uint32_t warps[32];                 ///< sums of the warps in a block-wide scan
-  std::uint32_t bins[1 << T::digit_bits];  ///< histogram of a digit; later one bit per key
-};
-
 /// What the blocks of a row need to know about it. Candidates lie above `key` in the order of
 /// scores, or equal it at a position up to `position`.
 struct alignas(16) TopKThreshold {
@@ -62,6 +52,19 @@ struct alignas(16) TopKThreshold {
   std::uint32_t length;  ///< 0: the row is done
   std::uint32_t unused;
 };
+
+/// Shared memory of a block that selects. Whatever the block works on follows `bins`.
+template <class T>
+struct alignas(16) TopKScratch {
+  TopKThreshold threshold;
+  std::uint32_t word;  ///< what one thread found, for all
+  std::uint32_t digit;
+  std::uint32_t ties;
+  std::uint32_t takes_all;
+  std::uint32_t warps[32];                 ///< sums of the warps in a block-wide scan
+  std::uint32_t bins[1 << T::digit_bits];  ///< histogram of a digit; later one bit per key
+};
+
 struct TopKCounters {
   std::uint32_t candidates;  ///< of all blocks of the row, whether they fit or not
   std::uint32_t arrived;     ///< blocks whose candidates are written
@@ -188,9 +191,20 @@ constexpr Result<TopKPlan> plan_topk(DeviceLimits const& limits, Shape const& sh
 
 /// The launches of RadixTopK for rows, keys and top_k of `shape`, whatever the element type and
 /// the addresses. Errors: unsupported with the limit and what the shape or the device has.
-constexpr Result<TopKPlan> topk_plan(DeviceLimits const& limits, Shape const& shape) noexcept {
+constexpr Result<TopKPlan> topk_plan(DeviceLimits const& limits, RadixTopK,
+                                     Shape const& shape) noexcept {
   return detail::plan_topk<detail::TopKNarrow, detail::TopKWide>(limits, shape,
                                                                  detail::most_line_elements - 1);
+}
+
+/// Scratch for the candidates of rows of more than 16384 keys, about 80 KiB per row; none for
+/// shorter ones. Errors: those of `topk_plan`.
+template <detail::HasDeviceLimits X>
+constexpr Result<WorkspaceSize> topk_workspace(X const& x, RadixTopK policy,
+                                               Shape const& shape) noexcept {
+  Result<TopKPlan> const plan = topk_plan(x.limits(), policy, shape);
+  if (!plan) return refuse(plan.error());
+  return plan->workspace;
 }
 
 }  // namespace v0

@@ -56,30 +56,23 @@ class AttendUnpack {
   }
   /// Sum of the weights of four keys, without their 2^E.
   static __device__ __forceinline__ float sum_of(float const (&w)[4], float4 const& units) {
-    float const low = fmaf(w[1], units.y, w[0] * units.x);
-    float const high = fmaf(w[3], units.w, w[2] * units.z);
-    return low + high;
+    return fmaf(w[3], units.w, fmaf(w[2], units.z, fmaf(w[1], units.y, w[0] * units.x)));
   }
 
   /// The rests of scale `scale` as this member of a group multiplies them with its weights of
   /// 16 keys.
   template <int FirstKey>
-  __device__ __forceinline__ void pairs(std::uint32_t scale, std::uint32_t member,
-                                        std::uint32_t (&out)[2]) const {
-    std::uint32_t const rest = base_ + (scale * Warps::tile + 2 * member) * 2;
-    out[0] = load_word<rests + 2 * FirstKey>(rest);
-    out[1] = load_word<rests + 2 * FirstKey + 16>(rest);
+  __device__ __forceinline__ uint2 rests_of_keys(std::uint32_t scale, std::uint32_t member) const {
+    return load_words2<at.rests + 2 * FirstKey>(base_ + scale * (Warps::tile * 2) + 8 * member);
   }
-  static __device__ __forceinline__ void scale(std::uint32_t (&w)[4],
-                                               std::uint32_t const (&scale)[2]) {
-    for (int i = 0; i < 4; ++i) w[i] = multiply_pairs(w[i], scale[i % 2]);
+  static __device__ __forceinline__ void scale(std::uint32_t (&w)[4], uint2 const& rests) {
+    for (int i = 0; i < 4; ++i) w[i] = multiply_pairs(w[i], i % 2 == 0 ? rests.x : rests.y);
   }
 
  private:
   /// Rows whose largest scale is beyond these powers of two lose range: weights are fp32.
   static constexpr int most_exponent = 56;
   static constexpr int rows_per_warp = Warps::tile / Warps::warps;
-  static constexpr int rests = at.units + Warps::tile * 4;  ///< [scales][tile] fp16
 
   /// Each warp unpacks four rows, eight codes per thread at a time.
   __device__ __forceinline__ void unpack_codes(std::uint32_t stage) const {
@@ -114,15 +107,17 @@ class AttendUnpack {
   static __device__ __forceinline__ void widen_keeping_nan(std::uint32_t codes, std::uint32_t& low,
                                                            std::uint32_t& high) {
     widen_codes<fp16>(codes, low, high);
-    if ((nan_codes(codes) & 0x80808080u) != 0) {
-      low = fp16_pair(codes & 0xFFFFu);  // the other code is off by the unit, which NaN hides
-      high = fp16_pair(codes >> 16);
+    std::uint32_t const nan = nan_codes(codes) & 0x80808080u;
+    if (nan != 0) {
+      std::uint32_t const bytes = (nan >> 7) * 0xFFu;  // all bits of each code that is NaN
+      low |= __byte_perm(bytes, 0, 0x1100);
+      high |= __byte_perm(bytes, 0, 0x3322);
     }
   }
 
   /// One thread per key.
   __device__ __forceinline__ void split_scales(std::uint32_t rows) const {
-    std::uint32_t const key = threadIdx.x;
+    std::uint32_t const key = thread_again();
     float4 const scales = load_float4<AttendWidths::latent>(rows + row_of_key(key) * at.line);
     float const most =
         fmaxf(fmaxf(fabsf(scales.x), fabsf(scales.y)), fmaxf(fabsf(scales.z), fabsf(scales.w)));
@@ -131,12 +126,19 @@ class AttendUnpack {
     float const unit_of_key = __int_as_float((127 - exponent) << 23);
     std::uint32_t const low = pack_pair<fp16>(scales.x * unit_of_key, scales.y * unit_of_key);
     std::uint32_t const high = pack_pair<fp16>(scales.z * unit_of_key, scales.w * unit_of_key);
-    std::uint32_t const rest = base_ + 2 * key;
-    store_half<rests>(rest, low);
-    store_half<rests + 2 * Warps::tile>(rest, low >> 16);
-    store_half<rests + 4 * Warps::tile>(rest, high);
-    store_half<rests + 6 * Warps::tile>(rest, high >> 16);
-    store_float<at.units>(base_ + 4 * key, unit_of_key);
+    // of each 16 keys 0, 1, 8, 9, 2, ...: what a member multiplies in one product comes together
+    std::uint32_t const place = key - key % 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2;
+    std::uint32_t const rest = base_ + 2 * place;
+    store_half<at.rests>(rest, low);
+    store_half<at.rests + 2 * Warps::tile>(rest, low >> 16);
+    store_half<at.rests + 4 * Warps::tile>(rest, high);
+    store_half<at.rests + 6 * Warps::tile>(rest, high >> 16);
+    std::uint32_t const of_key = base_ + 4 * key;
+    store_float<at.scales>(of_key, scales.x * unit);
+    store_float<at.scales + 4 * Warps::tile>(of_key, scales.y * unit);
+    store_float<at.scales + 8 * Warps::tile>(of_key, scales.z * unit);
+    store_float<at.scales + 12 * Warps::tile>(of_key, scales.w * unit);
+    store_float<at.units>(of_key, unit_of_key);
     std::uint32_t const mark = rows + at.marks + 4 * key;
     store_float(mark, load_float(mark) + static_cast<float>(exponent));
   }

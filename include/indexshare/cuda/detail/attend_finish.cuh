@@ -51,14 +51,13 @@ __device__ inline float finish_head(SinkView<Space::device> const& sink,
 /// Number of the partial result of a block's first head; those of the next heads follow.
 template <class Call>
 __device__ inline index_t part_of(Call const& call, AttendPlace const& place) {
-  index_t const heads = call.out.out.extent(1);
-  return (place.row_in_pass * call.splits + place.split) * heads + place.first_head;
+  return (place.row_in_pass * call.splits + place.split) * call.partials.heads + place.first_head;
 }
 
 /// How the value lanes of partial results lie.
 enum class PartialOrder {
   lanes,      ///< one after the other
-  fragments,  ///< of each 16: 0, 8, 1, 9, ... as a thread has them after a product
+  fragments,  ///< of each 32: 0, 8, 16, 24, 1, 9, ... as a thread has them after two products
 };
 
 /// What the merge is given.
@@ -67,13 +66,12 @@ struct AttendMerge {
   MlaOutputs<Out, Space::device> out;
   SinkView<Space::device> sink;
   index_t first_row;
-  index_t rows;
   int splits;
   PartialOrder order;
   AttendPartials partials;
 
-  static constexpr int warps = 2;
-  static constexpr int threads = 32 * warps;
+  static constexpr int heads = 8;  ///< of a block: a warp each
+  static constexpr int threads = 32 * heads;
 };
 
 /// Lanes of a thread at a time: groups of four, 128 apart.
@@ -102,14 +100,43 @@ __device__ __forceinline__ void add_lanes(float const* values, index_t rest, flo
   }
 }
 
-/// Sums of a thread's lanes over the splits, in their order. `weights`: one per split.
+/// How the splits of one head are put together.
+struct MergeHead {
+  float weights[attend_most_splits];
+  int splits;    ///< those past a row's last key come last; they wrote no values
+  float factor;  ///< of the weighted sums
+
+  /// `part`: the number of the first split's result.
+  template <class Out>
+  __device__ void prepare(AttendMerge<Out> const& merge, index_t part, index_t row, index_t head) {
+    float const* const references = merge.partials.references + part;
+    float const* const sums = merge.partials.sums + part;
+    index_t const step = merge.partials.heads;  // from split to split
+    float largest = lowest_reference;
+    for (int split = 0; split < merge.splits; ++split) {
+      largest = fmaxf(largest, references[split * step]);
+    }
+    float total = 0;
+    splits = 0;
+    for (int split = 0; split < merge.splits; ++split) {
+      float const sum = sums[split * step];
+      weights[split] = exp2f(references[split * step] - largest);
+      total = fmaf(sum, weights[split], total);
+      if (sum != 0) splits = split + 1;
+    }
+    factor = finish_head<Out>(merge.sink, merge.out.lse, row, head, largest, total);
+  }
+};
+
+/// Sums of a thread's lanes over the splits, in their order. `next`: from split to split.
 template <bool Whole>
-__device__ __forceinline__ void merge_splits(float const* values, index_t next, index_t rest,
-                                             int splits, float const* weights,
+__device__ __forceinline__ void merge_splits(MergeHead const& head, float const* values,
+                                             index_t next, index_t rest,
                                              float (&sums)[merge_lanes]) {
-  for (int split = 0; split < splits; ++split, values += next) {
-    float const w = weights[split];
-    if (w != 0) add_lanes<Whole>(values, rest, w, sums);  // an empty split wrote no values
+  constexpr int at_once = Whole ? 4 : 1;  // so many loads are under way together
+#pragma unroll at_once
+  for (int split = 0; split < head.splits; ++split, values += next) {
+    add_lanes<Whole>(values, rest, head.weights[split], sums);
   }
 }
 
@@ -117,11 +144,11 @@ template <class Out>
 __device__ __forceinline__ void put_merged(float const (&sums)[merge_lanes], float factor,
                                            index_t rest, PartialOrder order, Out* target) {
   if (order == PartialOrder::fragments) {  // 512 lanes; `target` is that of lane 4 * thread
-    target -= 2 * (threadIdx.x % 4);
+    target -= 3 * (threadIdx.x % 8);
     for (int i = 0; i < merge_lanes; i += 4) {
       Out* const here = target + 32 * i;
-      round_two(sums[i] * factor, sums[i + 2] * factor, here[0], here[1]);
-      round_two(sums[i + 1] * factor, sums[i + 3] * factor, here[8], here[9]);
+      round_two(sums[i] * factor, sums[i + 1] * factor, here[0], here[8]);
+      round_two(sums[i + 2] * factor, sums[i + 3] * factor, here[16], here[24]);
     }
     return;
   }
@@ -131,61 +158,45 @@ __device__ __forceinline__ void put_merged(float const (&sums)[merge_lanes], flo
   }
 }
 
-/// Adds up the splits of one head of one row per warp, in the order of the keys. The partial
-/// results were written by the kernel before this one on the stream: its end orders them.
+/// Adds up the splits of eight heads of one row, in the order of the keys. The partial results were
+/// written by the kernel before this one on the stream: its end orders them.
 template <class Out>
 INDEXSHARE_KERNEL void __launch_bounds__(AttendMerge<Out>::threads)
     attend_merge_kernel(__grid_constant__ AttendMerge<Out> const merge) {
-  __shared__ float weights[AttendMerge<Out>::warps][32];
+  constexpr int heads_per_block = AttendMerge<Out>::heads;
+  __shared__ MergeHead prepared[heads_per_block];
   auto const& out = merge.out.out;
   auto const heads = static_cast<std::uint32_t>(out.extent(1));
+  auto const padded_heads = static_cast<std::uint32_t>(merge.partials.heads);
+  std::uint32_t const groups = padded_heads / heads_per_block;
+  std::uint32_t const row_in_pass = blockIdx.x / groups;
+  std::uint32_t const first_head = (blockIdx.x - row_in_pass * groups) * heads_per_block;
+  index_t const row = merge.first_row + row_in_pass;
+  index_t const first_part = index_t{row_in_pass} * merge.splits * padded_heads + first_head;
+  if (threadIdx.x < heads_per_block && first_head + threadIdx.x < heads) {
+    prepared[threadIdx.x].prepare(merge, first_part + threadIdx.x, row, first_head + threadIdx.x);
+  }
+  __syncthreads();  // the heads are prepared
+
   std::uint32_t const warp = threadIdx.x / 32;
-  int const thread = static_cast<int>(threadIdx.x % 32);
-  std::uint32_t const which = blockIdx.x * AttendMerge<Out>::warps + warp;
-  index_t const row = which / heads;
-  std::uint32_t const head = which % heads;
-  if (row >= merge.rows) return;
-  index_t const first_part = row * merge.splits * heads + head;
-
-  float total = 0;  // of split `thread`
-  float reference = lowest_reference;
-  if (thread < merge.splits) {
-    total = merge.partials.sums[first_part + thread * heads];
-    if (total != 0) reference = merge.partials.references[first_part + thread * heads];
-  }
-  float largest = reference;
-  for (int step = 1; step < merge.splits; step *= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(full_warp, largest, step));
-  }
-  float const weight = total == 0 ? 0.0f : exp2f(reference - largest);
-  weights[warp][thread] = weight;
-  total *= weight;
-  for (int step = 1; step < merge.splits; step *= 2) {
-    total += __shfl_xor_sync(full_warp, total, step);
-  }
-  float factor = 0;
-  if (thread == 0) {
-    factor =
-        finish_head<Out>(merge.sink, merge.out.lse, merge.first_row + row, head, largest, total);
-  }
-  factor = __shfl_sync(full_warp, factor, 0);  // the weights are there, too
-
+  std::uint32_t const head = first_head + warp;
+  if (head >= heads) return;
+  MergeHead const& mine = prepared[warp];
   index_t const value_dim = out.extent(2);
-  Out* const target =
-      out.data_handle() + (merge.first_row + row) * out.stride(0) + head * out.stride(1);
-  float const* const values = merge.partials.values + first_part * value_dim;
-  index_t const next = index_t{heads} * value_dim;  // from split to split
+  Out* const target = out.data_handle() + row * out.stride(0) + head * out.stride(1);
+  float const* const values = merge.partials.values + (first_part + warp) * value_dim;
+  index_t const next = padded_heads * value_dim;
   for (index_t first = 0; first < value_dim; first += 32 * merge_lanes) {
-    index_t const lane = first + 4 * thread;
+    index_t const lane = first + 4 * (threadIdx.x % 32);
     index_t const rest = value_dim - lane;
     if (rest <= 0) return;
     float sums[merge_lanes] = {};
     if (value_dim % (32 * merge_lanes) == 0) {
-      merge_splits<true>(values + lane, next, rest, merge.splits, weights[warp], sums);
+      merge_splits<true>(mine, values + lane, next, rest, sums);
     } else {
-      merge_splits<false>(values + lane, next, rest, merge.splits, weights[warp], sums);
+      merge_splits<false>(mine, values + lane, next, rest, sums);
     }
-    put_merged(sums, factor, rest, merge.order, target + lane);
+    put_merged(sums, mine.factor, rest, merge.order, target + lane);
   }
 }
 

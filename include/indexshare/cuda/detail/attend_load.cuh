@@ -4,6 +4,7 @@
 #include <indexshare/attention/mla.hpp>
 #include <indexshare/concepts.hpp>
 #include <indexshare/cuda/attention_plan.hpp>
+#include <indexshare/cuda/detail/attend_words.cuh>
 #include <indexshare/cuda/detail/mma.cuh>
 #include <indexshare/cuda/detail/warp.cuh>
 
@@ -16,6 +17,13 @@
 namespace indexshare {
 inline namespace v0 {
 namespace detail {
+
+/// threadIdx.x, read anew: what is computed from it takes no registers before.
+__device__ inline std::uint32_t thread_again() {
+  std::uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
 
 __device__ inline float minus_infinity() { return __int_as_float(0xFF800000); }
 
@@ -75,12 +83,13 @@ struct AttendRows {
   index_t block_stride;
   index_t row_stride;
   std::uint32_t slots;
-  std::uint32_t block_size;  ///< 0: rows at equal distances throughout, no division
+  std::uint32_t block_size;
+  std::uint32_t flat_stride;  ///< if not 0: of all rows, whatever their blocks; no division
 
   __device__ bool has(position_t slot) const { return static_cast<std::uint32_t>(slot) < slots; }
   __device__ std::byte const* row(position_t slot) const {
     auto const place = static_cast<std::uint32_t>(slot);
-    if (block_size == 0) return data + place * row_stride;
+    if (flat_stride != 0) return data + std::uint64_t{place} * flat_stride;
     std::uint32_t const block = place / block_size;
     return data + block * block_stride + (place - block * block_size) * row_stride;
   }
@@ -134,98 +143,6 @@ __device__ inline AttendPlace place_of_block(Call const& call, int heads_per_blo
   return place;
 }
 
-template <class T>
-__device__ inline std::uint32_t pack_pair(float low, float high) {
-  std::uint32_t packed;
-  if constexpr (std::is_same_v<T, bf16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
-
-// ---- shared memory by 32-bit addresses, with the distance in the instruction
-
-template <int Ahead = 0>
-__device__ inline float load_float(std::uint32_t address) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1 + %2];" : "=f"(x) : "r"(address), "n"(Ahead) : "memory");
-  return x;
-}
-template <int Ahead = 0>
-__device__ inline float2 load_float2(std::uint32_t address) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2 + %3];"
-               : "=f"(x.x), "=f"(x.y)
-               : "r"(address), "n"(Ahead)
-               : "memory");
-  return x;
-}
-template <int Ahead = 0>
-__device__ inline float4 load_float4(std::uint32_t address) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4 + %5];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(address), "n"(Ahead)
-               : "memory");
-  return x;
-}
-template <int Ahead>
-__device__ inline void load_floats(std::uint32_t address, float (&x)[1]) {
-  x[0] = load_float<Ahead>(address);
-}
-template <int Ahead>
-__device__ inline void load_floats(std::uint32_t address, float (&x)[2]) {
-  float2 const pair = load_float2<Ahead>(address);
-  x[0] = pair.x;
-  x[1] = pair.y;
-}
-template <int Ahead = 0>
-__device__ inline std::uint32_t load_word(std::uint32_t address) {
-  std::uint32_t x;
-  asm volatile("ld.shared.b32 %0, [%1 + %2];" : "=r"(x) : "r"(address), "n"(Ahead) : "memory");
-  return x;
-}
-template <int Ahead = 0>
-__device__ inline uint2 load_words2(std::uint32_t address) {
-  uint2 x;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2 + %3];"
-               : "=r"(x.x), "=r"(x.y)
-               : "r"(address), "n"(Ahead)
-               : "memory");
-  return x;
-}
-template <int Ahead = 0>
-__device__ inline void store_float(std::uint32_t address, float x) {
-  asm volatile("st.shared.f32 [%0 + %1], %2;" ::"r"(address), "n"(Ahead), "f"(x) : "memory");
-}
-__device__ inline void store_word(std::uint32_t address, std::uint32_t x) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
-template <int Ahead = 0>
-__device__ inline void store_float2(std::uint32_t address, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0 + %1], {%2, %3};" ::"r"(address), "n"(Ahead), "f"(x), "f"(y)
-               : "memory");
-}
-template <int Ahead = 0>
-__device__ inline void store_words2(std::uint32_t address, std::uint32_t x, std::uint32_t y) {
-  asm volatile("st.shared.v2.b32 [%0 + %1], {%2, %3};" ::"r"(address), "n"(Ahead), "r"(x), "r"(y)
-               : "memory");
-}
-template <int Ahead = 0>
-__device__ inline void store_words4(std::uint32_t address, uint4 x) {
-  asm volatile("st.shared.v4.b32 [%0 + %1], {%2, %3, %4, %5};" ::"r"(address), "n"(Ahead), "r"(x.x),
-               "r"(x.y), "r"(x.z), "r"(x.w)
-               : "memory");
-}
-template <int Ahead = 0>
-__device__ inline void store_half(std::uint32_t address, std::uint32_t x) {
-  asm volatile("st.shared.b16 [%0 + %1], %2;" ::"r"(address), "n"(Ahead),
-               "h"(static_cast<std::uint16_t>(x))
-               : "memory");
-}
-
 /// 16 bytes from a global address, past L1; with `bytes` 0 zeros and no read.
 template <int Ahead>
 __device__ inline void copy_async_16_at(std::uint32_t target, std::uint64_t source,
@@ -253,16 +170,18 @@ template <int Pieces, bool Odd>
 __device__ inline void copy_line(std::uint32_t target, std::byte const* source, bool exists) {
   std::uint32_t const bytes = exists ? 16 : 0;
   std::uint32_t const column = threadIdx.x % 8;
-  std::uint64_t from = __cvta_generic_to_global(source) + 16 * column;
+  std::uint64_t from = __cvta_generic_to_global(source);
   constexpr int whole = Pieces / 8;
   if constexpr (Odd) {
-    auto const half = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(source)) & 16;
+    std::uint32_t const half = static_cast<std::uint32_t>(from) & 16;
     target -= half;
-    from -= half;
+    from &= ~std::uint64_t{16};
+    from += 16 * column;
     copy_async_16_if<0>(16 * column, half, target, from, bytes);
     copy_async_16_if<128 * whole>(half, 16 * column, target, from, bytes);
   } else {
     static_assert(Pieces % 8 == 0);
+    from += 16 * column;
     copy_async_16_at<0>(target, from, bytes);
   }
   for_constants<whole - 1>([&](auto i) { copy_async_16_at<128 * (i + 1)>(target, from, bytes); });

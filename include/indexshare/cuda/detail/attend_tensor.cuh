@@ -3,12 +3,13 @@
 
 #include <indexshare/cuda/detail/attend_e4m3.cuh>
 #include <indexshare/cuda/detail/attend_finish.cuh>
+#include <indexshare/cuda/detail/attend_layout.cuh>
 #include <indexshare/cuda/detail/attend_load.cuh>
+#include <indexshare/cuda/detail/attend_queries.cuh>
 #include <indexshare/cuda/detail/mma.cuh>
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 /// @file Attention on the tensor cores for 512 latent and 64 rotary lanes. A block takes the keys
 /// of one split of a row in tiles of 32, for 8 to 64 heads.
@@ -23,208 +24,11 @@ namespace indexshare {
 inline namespace v0 {
 namespace detail {
 
-/// What the tensor cores multiply.
-template <class Query, class KvFormat>
-struct AttendForm {
-  static constexpr bool e4m3 = std::is_same_v<KvFormat, format::LatentE4m3>;
-  using Latent = std::conditional_t<e4m3, fp16, Query>;
-  using Rope = std::conditional_t<e4m3, bf16, Query>;
-  /// fp16 queries times bf16 rotary lanes: the query is the sum of two bf16.
-  static constexpr int rope_parts = e4m3 && std::is_same_v<Query, fp16> ? 2 : 1;
-  /// bf16 queries become fp16, scaled by a power of two per head.
-  static constexpr bool scales_queries = e4m3 && std::is_same_v<Query, bf16>;
-};
-
 __device__ inline float power_of_two(float exponent) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
   return power;
 }
-
-/// The larger magnitudes of two pairs of bf16, with signs that mean nothing.
-__device__ inline std::uint32_t larger_magnitudes(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t most;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
-  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
-#else
-  asm("{ .reg .b32 x, y; abs.bf16x2 x, %1; abs.bf16x2 y, %2; max.NaN.bf16x2 %0, x, y; }"
-      : "=r"(most)
-      : "r"(a), "r"(b));
-#endif
-  return most;
-}
-
-/// Two bf16 as fp16.
-__device__ inline std::uint32_t fp16_of_bf16(std::uint32_t pair) {
-  std::uint32_t converted;
-  asm("{ .reg .b32 low, high; shl.b32 low, %1, 16; and.b32 high, %1, 0xFFFF0000; "
-      "cvt.rn.f16x2.f32 %0, high, low; }"
-      : "=r"(converted)
-      : "r"(pair));
-  return converted;
-}
-
-/// Two fp16 as the sums of two bf16 each, exactly.
-__device__ inline void split_fp16(std::uint32_t pair, std::uint32_t& high, std::uint32_t& low) {
-  float const a = to_float(fp16{static_cast<std::uint16_t>(pair)});
-  float const b = to_float(fp16{static_cast<std::uint16_t>(pair >> 16)});
-  high = pack_pair<bf16>(a, b);
-  low = pack_pair<bf16>(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xFFFF0000u));
-}
-
-/// A thread's place in its warp: fragments are made of eight groups of four members.
-struct WarpLane {
-  std::uint32_t thread = threadIdx.x;
-  std::uint32_t warp = thread / 32;
-  std::uint32_t lane = thread % 32;
-  std::uint32_t group = lane / 4;
-  std::uint32_t member = lane % 4;
-};
-
-/// Where in shared memory a thread reads and writes in every tile, for stage 0.
-template <class Form, int Heads>
-struct AttendAddresses {
-  using Warps = AttendWarps<Heads>;
-  static constexpr bool e4m3 = Form::e4m3;
-  static constexpr AttendMemory at = attend_memory<Heads>(e4m3);
-  static constexpr int line = e4m3 ? AttendMemory::unpacked_line : at.line;  ///< of latents
-  static constexpr int warp_lanes = AttendWidths::latent / Warps::warps;
-  /// Bytes of a row that a warp sums up.
-  static constexpr int latent_bytes = AttendWidths::latent * 2 / Warps::lane_groups;
-  static constexpr int rope_bytes = AttendWidths::rope * 2 / Warps::lane_groups;
-
-  std::uint32_t latents;  ///< of the logits' first operands
-  std::uint32_t ropes;
-  std::uint32_t scales;       ///< of the keys whose logits the thread gets
-  std::uint32_t sums;         ///< logits of the warp's lanes, to be written
-  std::uint32_t logits;       ///< the same of a thread's heads and keys, to be read
-  std::uint32_t new_weights;  ///< to be written
-  std::uint32_t values;       ///< of the products with weights
-  std::uint32_t weights;      ///< to be read, of the first 16 keys
-
-  __device__ explicit AttendAddresses(std::uint32_t base) {
-    WarpLane const self;
-    std::uint32_t const matrix = self.lane / 8;
-    std::uint32_t const r = self.lane % 8;
-
-    std::uint32_t const first_key = Warps::key_group(self.warp) * (Warps::key_blocks * 16);
-    std::uint32_t const row = first_key + (matrix % 2 == 0 ? r : 8 + (r ^ 4));
-    std::uint32_t const half = matrix / 2 * 16;
-    std::uint32_t const part = Warps::lane_group(self.warp);
-    latents = kept(base + (e4m3 ? at.unpacked : 0) + row * line + part * latent_bytes + half);
-    ropes = e4m3 ? kept(base + row * at.line + at.rope + part * rope_bytes + half)
-                 : latents + at.rope - part * (latent_bytes - rope_bytes);
-    if constexpr (e4m3) {
-      scales = base + (first_key + self.group) * at.line + AttendWidths::latent +
-               part * (AttendWidths::scales / Warps::lane_groups * 4);
-      // queries of two parts leave no register for it
-      if constexpr (Form::rope_parts == 1) scales = kept(scales);
-    }
-    std::uint32_t const head =
-        Warps::head_group(self.warp) * (Warps::head_blocks * 8) + 2 * self.member;
-    sums = kept(base + at.sums + (part * Heads + head) * AttendMemory::sum_line +
-                (first_key + 2 * self.group) * 4);
-
-    std::uint32_t const softmax_head = threadIdx.x / 8;
-    std::uint32_t const column = threadIdx.x % 8;
-    logits = base + at.sums + softmax_head * AttendMemory::sum_line + 16 * column;
-    if constexpr (Form::rope_parts == 1) logits = kept(logits);
-    new_weights = kept(base + at.weights + softmax_head * 64 +
-                       16 * (column / 2 ^ swizzle(softmax_head)) + column % 2 * 8);
-
-    values = kept(base + (e4m3 ? at.unpacked : 0) + row_of_key(matrix / 2 * 8 + r) * line +
-                  self.warp * (warp_lanes * 2) + matrix % 2 * 16);
-    // two pieces of a step, of two blocks of heads
-    std::uint32_t const weight_head = Heads == 8 ? r : matrix / 2 * 8 + r;
-    weights = kept(base + at.weights + weight_head * 64 + 16 * (matrix % 2 ^ swizzle(weight_head)));
-  }
-
-  /// From the row of an even key to that of the odd one after it.
-  static __device__ std::uint32_t odd_row() {
-    return (WarpLane{}.group < 4 ? 12 : 4) * static_cast<std::uint32_t>(at.line);
-  }
-  /// A head's four pieces of weights are swapped like this.
-  static __device__ std::uint32_t swizzle(std::uint32_t head) { return head / 2 % 4; }
-};
-
-/// threadIdx.x, read anew: what is computed from it at the end of a kernel takes no registers
-/// before.
-__device__ inline std::uint32_t thread_again() {
-  std::uint32_t thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
-/// A warp's queries as second operands: [step of 16 lanes][8 heads].
-template <class Query, class KvFormat, int Heads>
-struct AttendQueries {
-  using Warps = AttendWarps<Heads>;
-  using Form = AttendForm<Query, KvFormat>;
-  static constexpr int latent_steps = AttendWidths::latent / 16 / Warps::lane_groups;
-  static constexpr int rope_steps = AttendWidths::rope / 16 / Warps::lane_groups;
-
-  std::uint32_t latent[latent_steps][Warps::head_blocks][2];
-  std::uint32_t rope[rope_steps][Form::rope_parts][Warps::head_blocks][2];
-
-  /// From [heads][query_line] in shared memory.
-  __device__ __forceinline__ void load(std::uint32_t lines, std::uint32_t head_group,
-                                       std::uint32_t lane_group) {
-    std::uint32_t const lane = WarpLane{}.lane;
-    std::uint32_t const matrix = lane / 8;
-    std::uint32_t const block = Warps::head_blocks == 2 ? matrix / 2 : 0;  // two at a time
-    std::uint32_t const head = (head_group * Warps::head_blocks + block) * 8 + lane % 8;
-    std::uint32_t const line = lines + head * AttendMemory::query_line + matrix % 2 * 16;
-    std::uint32_t const latents = line + lane_group * (latent_steps * 32);
-    std::uint32_t const ropes = line + AttendWidths::latent * 2 + lane_group * (rope_steps * 32);
-    for_constants<latent_steps>([&](auto step) {
-      std::uint32_t parts[4];
-      load_matrices_at<32 * step>(parts, latents);
-      for (int i = 0; i < 2 * Warps::head_blocks; ++i) latent[step][i / 2][i % 2] = parts[i];
-    });
-    for_constants<rope_steps>([&](auto step) {
-      std::uint32_t parts[4];
-      load_matrices_at<32 * step>(parts, ropes);
-      for (int i = 0; i < 2 * Warps::head_blocks; ++i) {
-        if constexpr (Form::rope_parts == 2) {
-          split_fp16(parts[i], rope[step][0][i / 2][i % 2], rope[step][1][i / 2][i % 2]);
-        } else {
-          rope[step][0][i / 2][i % 2] = parts[i];
-        }
-      }
-    });
-  }
-
-  /// The largest magnitude of the latents that this thread holds of head `group` of a block, as
-  /// bits of bf16.
-  __device__ __forceinline__ std::uint32_t largest(int block) const {
-    std::uint32_t most = 0;
-    for_constants<latent_steps>([&](auto step) {
-      for (int i = 0; i < 2; ++i) most = larger_magnitudes(most, latent[step][block][i]);
-    });
-    return max(most & 0x7FFFu, most >> 16 & 0x7FFFu);
-  }
-  /// Multiplies bf16 by a power of two.
-  __device__ __forceinline__ void scale(int block, float factor) {
-    std::uint32_t const pair = pack_pair<bf16>(factor, factor);
-    auto const times = [pair](std::uint32_t& q) {
-      asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(q) : "r"(pair), "r"(0x80008000u));
-    };
-    for (auto& step : latent) {
-      for (std::uint32_t& q : step[block]) times(q);
-    }
-    for (auto& step : rope) {
-      for (std::uint32_t& q : step[0][block]) times(q);
-    }
-  }
-  /// Latents from bf16 to fp16.
-  __device__ __forceinline__ void convert() {
-    for (auto& step : latent) {
-      for (auto& block : step) {
-        for (std::uint32_t& q : block) q = fp16_of_bf16(q);
-      }
-    }
-  }
-};
 
 template <class Query, class KvFormat, class Out, int Heads>
 class AttendBlock {
@@ -253,30 +57,34 @@ class AttendBlock {
     bool const any = next < place_.last_key;
     constexpr bool overlaps = at.queries != 0;  // the first rows do not wait for the queries
     if (overlaps && any) loader_.start(next, 0);
-    take_queries();
+    if (any) take_queries();
     if (!overlaps && any) loader_.start(next, 0);
+    clear();
+    std::uint32_t tiles = 0;
 #pragma unroll 1
-    for (std::uint32_t stage = 0; next < place_.last_key; stage = at.stage - stage) {
+    for (std::uint32_t stage = 0; next < place_.last_key; stage ^= at.stage) {
       wait_copies<0>();
       __syncthreads();  // the tile is there, and nobody reads the one before it any more
       next += Warps::tile;
-      if (next < place_.last_key) loader_.start(next, at.stage - stage);
+      if (next < place_.last_key) loader_.start(next, stage ^ at.stage);
       if constexpr (Form::e4m3) {
         unpack_.run(stage);
         __syncthreads();  // the unpacked rows are there
       }
       logits(stage);
       __syncthreads();  // the parts of all logits are there
-      weigh(stage, next);
+      weigh(stage, tiles == 0);
       gather(stage);
+      ++tiles;
     }
     finish();
   }
 
  private:
   static constexpr int softmax_heads = (Heads + 31) / 32;  ///< of a thread
-  /// Weights may grow to this before the sums are rescaled.
-  static constexpr float most_weight = 256;
+  /// Weights may grow to this before the sums are rescaled; fp16 weights times the rest of a scale
+  /// must not overflow.
+  static constexpr float most_weight = 8192;
   static constexpr float log2_e = 1.4426950408889634f;
   /// What sums of values must be multiplied by.
   static constexpr float unit = Form::e4m3 ? Unpacked::unit : 1.0f;
@@ -357,7 +165,7 @@ class AttendBlock {
     for_constants<Warps::key_blocks>([&](auto keys) {
       float sum[Warps::head_blocks][4];
       if constexpr (Form::e4m3) {
-        e4m3_latents<keys>(latents, stage, sum);
+        e4m3_latents<keys>(latents, sum);
       } else {
         latent_steps<keys, 0, Queries::latent_steps>(latents, sum);
       }
@@ -400,28 +208,21 @@ class AttendBlock {
 
   /// The same of codes: each scale's lanes are summed up, then multiplied by it.
   template <int Keys>
-  __device__ __forceinline__ void e4m3_latents(std::uint32_t latents, std::uint32_t stage,
+  __device__ __forceinline__ void e4m3_latents(std::uint32_t latents,
                                                float (&sum)[Warps::head_blocks][4]) const {
     constexpr int steps = AttendWidths::scale_tile / 16;
     constexpr int tiles = Queries::latent_steps / steps;
-    constexpr int ahead = 16 * Keys * at.line;
-    float scales_even[tiles];
-    float scales_odd[tiles];
-    load_floats<ahead>(addresses_.scales + stage, scales_even);
-    // rows of keys group and 8 + (group ^ 4), see row_of_key
-    load_floats<ahead>(addresses_.scales + stage + addresses_.odd_row(), scales_odd);
     for_constants<tiles>([&](auto tile) {
+      float2 const scale = load_float2<(Warps::tile * tile + 16 * Keys) * 4>(addresses_.scales);
       float part[Warps::head_blocks][4];
       latent_steps<Keys, steps * tile, steps>(latents, part);
-      float const scale_even = scales_even[tile] * Unpacked::unit;
-      float const scale_odd = scales_odd[tile] * Unpacked::unit;
       for (int h = 0; h < Warps::head_blocks; ++h) {
         for (int i = 0; i < 4; ++i) {
-          float const scale = i < 2 ? scale_even : scale_odd;
+          float const scale_of_key = i < 2 ? scale.x : scale.y;
           if constexpr (tile == 0) {
-            sum[h][i] = part[h][i] * scale;
+            sum[h][i] = part[h][i] * scale_of_key;
           } else {
-            sum[h][i] = fmaf(part[h][i], scale, sum[h][i]);
+            sum[h][i] = fmaf(part[h][i], scale_of_key, sum[h][i]);
           }
         }
       }
@@ -483,14 +284,20 @@ class AttendBlock {
     return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
   }
 
-  /// Weights of the tile. They are written with the reference as it was; only if one could be too
-  /// large are its head's sums rescaled and the weights written again.
-  __device__ __forceinline__ void weigh(std::uint32_t stage, std::uint32_t next) {
+  /// Weights of the tile. A head's reference is the largest logit of the first tile; later weights
+  /// are written with the reference as it is, and only if one could be too large are its head's
+  /// sums rescaled and the weights written again.
+  __device__ __forceinline__ void weigh(std::uint32_t stage, bool first) {
     float x[softmax_heads][4];
     Weighed weights[softmax_heads] = {};
     bool grows = false;
     if (weighs()) {
       take_logits(stage, x);
+      if (first) {
+        for (int i = 0; i < softmax_heads; ++i) {
+          reference_[i] = fmaxf(largest_of_head(x[i]), lowest_reference);
+        }
+      }
       float4 const units = units_of_keys();
       for_constants<softmax_heads>([&](auto i) {
         weights[i] = put_weights<i>(x[i], units);
@@ -502,7 +309,7 @@ class AttendBlock {
         for_constants<softmax_heads>([&](auto i) { raise<i>(x[i], weights[i]); });
       }
       __syncthreads();  // the factors and the new weights are there
-      if (next != place_.first_key + Warps::tile) rescale();  // not before the first tile
+      rescale();
     }
     for (int i = 0; i < softmax_heads; ++i) total_[i] += weights[i].sum;
   }
@@ -511,18 +318,26 @@ class AttendBlock {
   /// threads of a head do the same.
   template <int I>
   __device__ __forceinline__ void raise(float const (&x)[4], Weighed& weights) {
-    float most = largest_of(x);
-    float bound = weights.bound;
-    for (int step = 1; step < 8; step *= 2) {
-      most = fmaxf(most, __shfl_xor_sync(full_warp, most, step));
-      bound = fmaxf(bound, __shfl_xor_sync(full_warp, bound, step));
-    }
-    float const next = bound > most_weight ? fmaxf(most, reference_[I]) : reference_[I];
+    bool const asked = any_of_head(weights.bound > most_weight);
+    float const most = fmaxf(largest_of_head(x), reference_[I]);
+    float const next = asked ? most : reference_[I];
     float const factor = power_of_two(reference_[I] - next);
     reference_[I] = next;
     total_[I] *= factor;
     store_float(factor_of(softmax_head(I)), factor);
     weights = put_weights<I>(x, units_of_keys());
+  }
+
+  /// Of what the eight threads of a head have.
+  static __device__ __forceinline__ float largest_of_head(float const (&x)[4]) {
+    float most = largest_of(x);
+    for (int step = 1; step < 8; step *= 2) {
+      most = fmaxf(most, __shfl_xor_sync(full_warp, most, step));
+    }
+    return most;
+  }
+  static __device__ __forceinline__ bool any_of_head(bool yes) {
+    return (__ballot_sync(full_warp, yes) >> (threadIdx.x & 24) & 0xFF) != 0;
   }
 
   __device__ __forceinline__ void rescale() {
@@ -543,6 +358,17 @@ class AttendBlock {
   static constexpr int warp_lanes = Addresses::warp_lanes;
   static constexpr int lane_blocks = warp_lanes / 16;
 
+  /// Two registers at a time, as the hardware clears them.
+  __device__ __forceinline__ void clear() {
+    for (auto& block : values_) {
+      for (auto& heads : block) {
+        for (int i = 0; i < 4; i += 2) {
+          asm volatile("mov.b64 {%0, %1}, 0;" : "=f"(heads[i]), "=f"(heads[i + 1]));
+        }
+      }
+    }
+  }
+
   /// values += latents^T * weights^T, for the warp's lanes.
   __device__ __forceinline__ void gather(std::uint32_t stage) {
     constexpr int line = Addresses::line;
@@ -553,16 +379,16 @@ class AttendBlock {
       for_constants<lane_blocks>([&](auto block) {
         load_matrices_transposed_at<16 * line * step + 32 * block>(v[block], rows);
       });
-      [[maybe_unused]] std::uint32_t scale[2];
+      [[maybe_unused]] uint2 rests;
       if constexpr (Form::e4m3) {
-        unpack_.template pairs<16 * step>(self.warp / (AttendWidths::scale_tile / warp_lanes),
-                                          self.member, scale);
+        rests = unpack_.template rests_of_keys<16 * step>(
+            self.warp / (AttendWidths::scale_tile / warp_lanes), self.member);
       }
       std::uint32_t const weights = addresses_.weights ^ (32 * step);
       for_constants<(Heads + 15) / 16>([&](auto pair) {
         std::uint32_t w[4];
         load_matrices_at<16 * 64 * pair>(w, weights);
-        if constexpr (Form::e4m3) Unpacked::scale(w, scale);
+        if constexpr (Form::e4m3) Unpacked::scale(w, rests);
         for (int i = 0; i < (Heads == 8 ? 1 : 2); ++i) {
           for (int block = 0; block < lane_blocks; ++block) {
             multiply_add<typename Form::Latent>(values_[block][2 * pair + i], v[block], w[2 * i],
@@ -577,7 +403,6 @@ class AttendBlock {
 
   __device__ __forceinline__ void finish() {
     __syncthreads();  // the factors of the last rescaling have been read
-    auto const heads = static_cast<std::uint32_t>(call_.out.out.extent(1)) - place_.first_head;
     for (int i = 0; i < softmax_heads; ++i) {
       if (!weighs()) break;
       for (int step = 1; step < 8; step *= 2) {
@@ -586,72 +411,66 @@ class AttendBlock {
     }
     WarpLane const self{thread_again()};
     if (call_.splits > 1) {
-      put_partial(heads, self);
+      put_partial(self);
     } else {
-      put_output(heads, self);
+      put_output(self);
     }
   }
 
-  /// f(i, head) for the heads whose softmax the thread finishes.
-  template <class F>
-  __device__ __forceinline__ void for_softmax_heads(std::uint32_t heads, WarpLane const& self,
-                                                    F const& f) const {
-    if (!weighs() || self.thread % 8 != 0) return;
-    for (int i = 0; i < softmax_heads; ++i) {
-      std::uint32_t const head = self.thread / 8 + 32 * static_cast<std::uint32_t>(i);
-      if (head < heads) f(i, head);
-    }
-  }
-  /// f(block of heads, even or odd head of a member, head) for the heads whose values it holds.
-  template <class F>
-  __device__ __forceinline__ void for_value_heads(std::uint32_t heads, WarpLane const& self,
-                                                  F const& f) const {
-    for (int h = 0; h < Heads / 8; ++h) {
-      for (int i = 0; i < 2; ++i) {
-        std::uint32_t const head = 2 * self.member + static_cast<std::uint32_t>(8 * h + i);
-        if (heads >= Heads || head < heads) f(h, i, head);
+  /// Values in the order of PartialOrder::fragments. Heads past the last have a place, too.
+  __device__ __forceinline__ void put_partial(WarpLane const& self) const {
+    index_t const part = part_of(call_, place_);
+    if (weighs() && self.thread % 8 == 0) {
+      for (int i = 0; i < softmax_heads; ++i) {
+        index_t const head = part + self.thread / 8 + 32 * i;
+        call_.partials.references[head] = reference_[i];
+        call_.partials.sums[head] = total_[i];
       }
     }
-  }
-
-  /// Values in the order of PartialOrder::fragments.
-  __device__ __forceinline__ void put_partial(std::uint32_t heads, WarpLane const& self) const {
-    index_t const part = part_of(call_, place_);
-    for_softmax_heads(heads, self, [&](int i, std::uint32_t head) {
-      call_.partials.references[part + head] = reference_[i];
-      call_.partials.sums[part + head] = total_[i];
-    });
     if (place_.first_key >= place_.last_key) return;  // the merge reads no values
     float* const values = call_.partials.values + (part + 2 * self.member) * AttendWidths::latent +
-                          self.warp * warp_lanes + 2 * self.group;
-    for_value_heads(heads, self, [&](int h, int i, std::uint32_t) {
-      for (int block = 0; block < lane_blocks; ++block) {
-        float* const target = values + (8 * h + i) * AttendWidths::latent + 16 * block;
-        *reinterpret_cast<float2*>(target) =
-            make_float2(values_[block][h][i] * unit, values_[block][h][i + 2] * unit);
+                          self.warp * warp_lanes + 4 * self.group;
+    for (int h = 0; h < Heads / 8; ++h) {
+      for (int i = 0; i < 2; ++i) {
+        for (int block = 0; block < lane_blocks; block += 2) {
+          auto const& low = values_[block][h];
+          auto const& high = values_[block + 1][h];
+          float* const target = values + (8 * h + i) * AttendWidths::latent + 16 * block;
+          __stcg(reinterpret_cast<float4*>(target),
+                 make_float4(low[i] * unit, low[i + 2] * unit, high[i] * unit, high[i + 2] * unit));
+        }
       }
-    });
+    }
   }
 
-  __device__ __forceinline__ void put_output(std::uint32_t heads, WarpLane const& self) const {
-    for_softmax_heads(heads, self, [&](int i, std::uint32_t head) {
-      float const factor = finish_head<Out>(call_.in.sink, call_.out.lse, place_.row,
-                                            place_.first_head + head, reference_[i], total_[i]);
-      store_float(factor_of(head), unit * factor);
-    });
-    __syncthreads();  // the factors are there
+  __device__ __forceinline__ void put_output(WarpLane const& self) const {
     auto const& out = call_.out.out;
+    auto const heads = static_cast<std::uint32_t>(out.extent(1)) - place_.first_head;
+    if (weighs() && self.thread % 8 == 0) {
+      for (int i = 0; i < softmax_heads; ++i) {
+        std::uint32_t const head = self.thread / 8 + 32 * static_cast<std::uint32_t>(i);
+        if (head >= heads) break;
+        float const factor = finish_head<Out>(call_.in.sink, call_.out.lse, place_.row,
+                                              place_.first_head + head, reference_[i], total_[i]);
+        store_float(factor_of(head), unit * factor);
+      }
+    }
+    __syncthreads();  // the factors are there
     index_t const stride = out.stride(1);
     Out* const values = out.data_handle() + place_.row * out.stride(0) +
                         place_.first_head * stride + self.warp * warp_lanes + self.group;
-    for_value_heads(heads, self, [&](int h, int i, std::uint32_t head) {
-      float const factor = load_float(factor_of(head));
-      Out* const target = values + head * stride;
-      for (int block = 0; block < lane_blocks; ++block) {
-        round_two(values_[block][h][i] * factor, values_[block][h][i + 2] * factor,
-                  target[16 * block], target[16 * block + 8]);
+    for (int h = 0; h < Heads / 8; ++h) {
+      for (int i = 0; i < 2; ++i) {
+        std::uint32_t const head = 2 * self.member + static_cast<std::uint32_t>(8 * h + i);
+        if (heads < Heads && head >= heads) break;
+        float const factor = load_float(factor_of(head));
+        Out* const target = values + head * stride;
+        for (int block = 0; block < lane_blocks; ++block) {
+          round_two(values_[block][h][i] * factor, values_[block][h][i + 2] * factor,
+                    target[16 * block], target[16 * block + 8]);
+        }
       }
-    });
+    }
   }
 
   Call const& call_;
@@ -664,7 +483,7 @@ class AttendBlock {
   float scale_[softmax_heads];  ///< logit_scale over what the queries were multiplied by
   float reference_[softmax_heads];
   float total_[softmax_heads] = {};
-  float values_[lane_blocks][Heads / 8][4] = {};
+  float values_[lane_blocks][Heads / 8][4];
 };
 
 template <class Query, class KvFormat, class Out, int Heads>

@@ -53,16 +53,16 @@ __device__ inline void widen_codes<bf16>(std::uint32_t codes, std::uint32_t& low
 
 #else
 
-/// Moves four codes to the high bytes of two pairs of 16 bits, then sign and the rest apart, the
-/// rest `shift` bits down: code * 2^-8 in fp16 (shift 1), code * 2^-120 in bf16 (shift 4). Codes
-/// of NaN become +-480 times that.
+/// Each code in the high byte of 16 bits, all but its sign moved `Shift` bits down: code * 2^-8 in
+/// fp16 (Shift 1), code * 2^-120 in bf16 (Shift 4). Codes of NaN become +-480 times that. The upper
+/// and lower bytes are made four at a time, then interleaved.
 template <int Shift>
 __device__ inline void spread_codes(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
-  auto const place = [](std::uint32_t pair) {
-    return (pair & 0x80008000u) | ((pair >> Shift) & ((0x7F00u >> Shift) * 0x10001u));
-  };
-  low = place(__byte_perm(codes, 0, 0x1404));
-  high = place(__byte_perm(codes, 0, 0x3424));
+  constexpr std::uint32_t each = 0x01010101u;
+  std::uint32_t const upper = (codes & 0x80u * each) | (codes >> Shift & (0x7Fu >> Shift) * each);
+  std::uint32_t const lower = codes << (8 - Shift) & (0xFFu << (8 - Shift) & 0xFFu) * each;
+  low = __byte_perm(lower, upper, 0x5140);
+  high = __byte_perm(lower, upper, 0x7362);
 }
 
 template <>
@@ -93,6 +93,15 @@ __device__ inline std::uint32_t fp16_pair(std::uint32_t codes) {
 /// The bytes of `codes` that are NaN, as the highest bit of each byte; the other bits are noise.
 __device__ inline std::uint32_t nan_codes(std::uint32_t codes) {
   return (codes & 0x7F7F7F7Fu) + 0x01010101u;
+}
+
+/// Bytes that are the highest bits of bytes of `word`, repeated: digit 8 + i of `Bytes` asks for
+/// byte i.
+template <unsigned Bytes>
+__device__ inline std::uint32_t sign_bytes(std::uint32_t word) {
+  std::uint32_t result;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(result) : "r"(word), "n"(Bytes));
+  return result;
 }
 
 }  // namespace detail

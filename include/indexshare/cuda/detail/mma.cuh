@@ -5,6 +5,7 @@
 
 #include <cuda/std/type_traits>
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 
@@ -36,6 +37,14 @@ __device__ inline void copy_async_small(std::uint32_t target, void const* source
   static_assert(Bytes == 4 || Bytes == 8);
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target),
                "l"(__cvta_generic_to_global(source)), "n"(Bytes), "r"(valid ? Bytes : 0)
+               : "memory");
+}
+/// 16 bytes, past L1, of which the first `bytes` (0 or 16) come from a global address; the others
+/// are zeros. The offsets cost no additions.
+template <int TargetOffset, int SourceOffset>
+__device__ inline void copy_async_16_at(std::uint32_t target, std::size_t source, unsigned bytes) {
+  asm volatile("cp.async.cg.shared.global [%0 + %1], [%2 + %3], 16, %4;" ::"r"(target),
+               "n"(TargetOffset), "l"(source), "n"(SourceOffset), "r"(bytes)
                : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

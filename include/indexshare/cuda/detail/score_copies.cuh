@@ -54,13 +54,20 @@ __device__ inline void store_16(std::uint32_t target, uint4 value) {
                "r"(value.z), "r"(value.w)
                : "memory");
 }
+__device__ inline uint4 load_16_shared(std::uint32_t source) {
+  uint4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(source)
+               : "memory");
+  return value;
+}
 
 /// Copies 16 bytes to shared memory, asynchronously where the alignment allows it; zeros without
 /// reading if not `valid`.
-template <bool Widest>
 __device__ inline void copy_16(std::uint32_t target, std::byte const* source, bool valid,
                                int alignment) {
-  if constexpr (Widest) {
+  if (alignment == 16) {
     copy_async_16(target, source, valid);
   } else if (alignment == 8) {
     for (unsigned i = 0; i < 16; i += 8) copy_async_small<8>(target + i, source + i, valid);
@@ -71,11 +78,36 @@ __device__ inline void copy_16(std::uint32_t target, std::byte const* source, bo
   }
 }
 
-// Eight threads copy a line, 32 lines at a time; a thread has pieces `column + 8 * i` of its lines.
+// Eight threads copy a line; a thread has pieces `column + 8 * i` of its lines.
 inline constexpr int copy_threads = 8;
-inline constexpr int copy_lines = score_threads / copy_threads;
+__device__ inline int copy_column() { return static_cast<int>(threadIdx.x % copy_threads); }
 
-/// Queries and weights of the rows that need them. Padded heads and lanes become zeros.
+/// Copies the `bytes` bytes of line number `number`, which begins at `line`, to its pieces from
+/// `first` on; zeros up to `pieces` pieces. The thread's first piece comes from the global address
+/// `from`.
+__device__ inline void copy_line(std::uint32_t line, int number, int first, int pieces,
+                                 std::size_t from, int bytes, int alignment) {
+  auto const* const source = static_cast<std::byte const*>(__cvta_global_to_generic(from));
+#pragma unroll 1
+  for (int piece = copy_column(); piece < pieces; piece += copy_threads) {
+    bool const valid = 16 * piece < bytes;
+    copy_16(line + piece_at(number, first + piece),
+            source + (valid ? 16 * (piece - copy_column()) : 0), valid, alignment);
+  }
+}
+
+/// The same of whole lines of `Bytes` bytes, a multiple of 128, if they exist; all addresses are
+/// multiples of 16. The thread's first piece goes `TargetOffset` bytes past `target`.
+template <int TargetOffset, int Bytes>
+__device__ inline void copy_full_line(std::uint32_t target, std::size_t from, bool exists) {
+  for_constants<Bytes / 128>([&](auto part) {
+    constexpr int at = 128 * part;
+    copy_async_16_at<TargetOffset + at, at>(target, from, exists ? 16u : 0u);
+  });
+}
+
+/// Queries and weights of the rows that need them, one bit each in `needed`. Padded heads and lanes
+/// become zeros. All threads of a block call these functions.
 template <class Query, class KeyFormat, int Lanes>
 class QueryLoader {
  public:
@@ -83,81 +115,122 @@ class QueryLoader {
   using Lines = ScoreLines<Form, Lanes>;
 
   __device__ QueryLoader(ScoreCall<Query, KeyFormat> const& call, ScoreBlock const& block,
-                         Lines const& lines, int alignment, std::byte* shared)
-      : call_(call), block_(block), lines_(lines), alignment_(alignment), shared_(shared) {}
+                         Lines const& lines, int alignment, std::byte* shared, unsigned needed)
+      : call_(call),
+        block_(block),
+        lines_(lines),
+        alignment_(alignment),
+        shared_(shared),
+        needed_(needed) {}
 
-  __device__ void load(ScoreTiles const& tiles) const {
-    auto* const weights = reinterpret_cast<float*>(shared_ + block_.weights_at);
-    int const thread = static_cast<int>(threadIdx.x);
+  /// Starts the copies.
+  __device__ void start() const {
+    start_weights();
     int const heads = block_.padded_heads();
-    for (int row = 0; row < block_.rows; ++row) {
-      if (!tiles.needs(row)) continue;
-      index_t const from = call_.request.rows.first + index_t{blockIdx.x} * block_.rows + row;
-      if (alignment_ == 16) {
-        load_heads<true>(from, row * heads);
-      } else {
-        load_heads<false>(from, row * heads);
+    std::size_t const queries =
+        __cvta_generic_to_global(call_.in.q.data_handle() + first_row() * call_.in.q.stride(0));
+    for (int head = static_cast<int>(threadIdx.x / copy_threads); head < heads;
+         head += static_cast<int>(blockDim.x / copy_threads)) {
+      bool const exists = head < static_cast<int>(call_.in.q.extent(1));
+      std::size_t from = queries + bytes_of((exists ? head : 0) * call_.in.q.stride(1)) +
+                         static_cast<std::size_t>(16 * copy_column());
+      std::uint32_t target = line(head);
+      for (unsigned left = needed_; left != 0; left >>= 1) {
+        if ((left & 1) != 0) start_line(target, head, from, exists);
+        from += bytes_of(call_.in.q.stride(0));
+        target += static_cast<std::uint32_t>(heads * lines_.query_line());
       }
-      if (thread < heads) {
-        weights[row * heads + thread] = has(thread) ? call_.in.weights(from, thread) : 0.0f;
+    }
+  }
+
+  /// Gives queries that have arrived the order in which KeyReader has widened keys, and turns codes
+  /// into operands. A barrier of the block is needed before and after it.
+  __device__ void finish() const {
+    if constexpr (Form::widens) {
+      constexpr int threads = 4;  // of a line: two lines' pieces 0, 2, 4, 6 are in different banks
+      int const lines = block_.rows * block_.padded_heads();
+      int const groups = pieces() / 2;
+      for (int number = static_cast<int>(threadIdx.x / threads); number < lines;
+           number += static_cast<int>(blockDim.x / threads)) {
+        if ((needed_ >> number / block_.padded_heads() & 1) == 0) continue;
+        for (int first = 0; first < groups; first += threads) {
+          int const group = first + static_cast<int>(threadIdx.x % threads);
+          finish_lanes(line(number), number, group, group < groups);
+        }
       }
     }
   }
 
  private:
-  __device__ bool has(int head) const { return head < static_cast<int>(call_.in.q.extent(1)); }
-
-  template <bool Widest>
-  __device__ void load_heads(index_t row, int first_line) const {
-    Query const* const queries = call_.in.q.data_handle() + row * call_.in.q.stride(0);
-    std::uint32_t const target =
-        shared_address(shared_) + static_cast<std::uint32_t>(first_line * lines_.query_line());
-#pragma unroll 1
-    for (int head = static_cast<int>(threadIdx.x / copy_threads); head < block_.padded_heads();
-         head += copy_lines) {
-      load_line<Widest>(queries + head * call_.in.q.stride(1), head,
-                        target + static_cast<std::uint32_t>(head * lines_.query_line()));
-    }
+  __device__ index_t first_row() const {
+    return call_.request.rows.first + index_t{blockIdx.x} * block_.rows;
   }
+  __device__ static std::size_t bytes_of(index_t queries) {
+    return static_cast<std::size_t>(queries) * sizeof(Query);
+  }
+  __device__ std::uint32_t line(int number) const {
+    return shared_address(shared_) + static_cast<std::uint32_t>(number * lines_.query_line());
+  }
+  /// Pieces of a line: operands are read two steps at a time.
+  __device__ int pieces() const { return (lines_.query_bytes() + 63) / 64 * 4; }
+  /// Pieces that are copied, and the first piece to copy to: codes come to the end of the line.
+  __device__ int copied_pieces() const { return pieces() / Form::operand_bytes_per_byte; }
+  __device__ int first_copied() const { return pieces() - copied_pieces(); }
 
-  /// Heads are padded to 8, so the swizzle of a head's line is that of the head's number.
-  template <bool Widest>
-  __device__ void load_line(Query const* query, int head, std::uint32_t target) const {
-    auto const* const source = reinterpret_cast<std::byte const*>(query);
-    int const column = static_cast<int>(threadIdx.x % copy_threads);
-    // operands are read two steps at a time, so a line is whole pairs of them
-    int const pieces =
-        Lines::full_queries ? lines_.query_line() / 16 : (lines_.query_bytes() + 63) / 64 * 4;
-#pragma unroll
-    for (int first = 0; first < pieces; first += copy_threads) {
-      int const piece = first + column;
-      bool const valid = has(head) && (Lines::full_queries || 16 * piece < lines_.query_bytes());
-      std::uint32_t const at = target + static_cast<std::uint32_t>(Lines::piece_at(head, piece));
-      if constexpr (Form::widens) {
-        uint4 const value = permuted(source, piece, valid);
-        if (Lines::full_queries || piece < pieces) store_16(at, value);
-      } else if (Lines::full_queries || piece < pieces) {
-        copy_16<Widest>(at, source + (valid ? 16 * piece : 0), valid, alignment_);
+  __device__ void start_weights() const {
+    auto* const weights = reinterpret_cast<float*>(shared_ + block_.weights_at);
+    int const heads = block_.padded_heads();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < block_.rows * heads;
+         i += static_cast<int>(blockDim.x)) {
+      int const row = i / heads;
+      int const head = i - row * heads;
+      if ((needed_ >> row & 1) == 0) continue;
+      if (head < static_cast<int>(call_.in.q.extent(1))) {
+        copy_async_small<4>(shared_address(weights + i),
+                            &call_.in.weights(first_row() + row, head));
+      } else {
+        weights[i] = 0.0f;
       }
     }
   }
 
-  /// The order of KeyReader: piece 2i holds the even pairs of 16 lanes, piece 2i + 1 the odd ones.
-  /// A thread and its neighbour, who both call this, have the pieces of one 16 lanes.
-  __device__ uint4 permuted(std::byte const* source, int piece, bool valid) const {
-    bool const odd = piece % 2 != 0;
-    if constexpr (sizeof(Query) == 2) {
-      uint4 const own = valid ? load_16(source + 16 * piece, alignment_) : make_uint4(0, 0, 0, 0);
-      unsigned const first = __shfl_xor_sync(full_warp, odd ? own.x : own.y, 1);
-      unsigned const second = __shfl_xor_sync(full_warp, odd ? own.z : own.w, 1);
-      return odd ? make_uint4(first, second, own.y, own.w)
-                 : make_uint4(own.x, own.z, first, second);
+  /// Heads are padded to 8, so the swizzle of a line is that of the head's number.
+  __device__ void start_line(std::uint32_t line, int head, std::size_t from, bool exists) const {
+    constexpr int bytes = Lanes * static_cast<int>(sizeof(Query));
+    if (Lines::full_queries && bytes % 128 == 0 && alignment_ == 16) {
+      copy_full_line<Lines::known_query_line - bytes, bytes>(line + piece_at(head, copy_column()),
+                                                             from, exists);
     } else {
-      if (!valid) return make_uint4(0, 0, 0, 0);
-      uint4 const codes = load_16(source + 16 * (piece / 2), alignment_);
-      return make_uint4(fp16_queries(codes.x, odd), fp16_queries(codes.y, odd),
-                        fp16_queries(codes.z, odd), fp16_queries(codes.w, odd));
+      copy_line(line, head, first_copied(), copied_pieces(), from,
+                exists ? lines_.lanes() * static_cast<int>(sizeof(Query)) : 0, alignment_);
     }
+  }
+
+  /// Of 16 lanes, the even pairs to one piece, the odd ones to the next. Codes are read by the
+  /// whole warp before what they become is written over other codes.
+  __device__ void finish_lanes(std::uint32_t line, int number, int group, bool exists) const {
+    std::uint32_t const at = line + piece_at(number, 2 * group);
+    uint4 even{};
+    uint4 odd{};
+    if constexpr (sizeof(Query) == 2) {
+      if (!exists) return;
+      uint4 const low = load_16_shared(at);
+      uint4 const high = load_16_shared(at ^ 16);
+      even = make_uint4(low.x, low.z, high.x, high.z);
+      odd = make_uint4(low.y, low.w, high.y, high.w);
+    } else {
+      uint4 codes{};
+      if (exists) codes = load_16_shared(line + piece_at(number, first_copied() + group));
+      widen_queries(codes.x, even.x, odd.x);
+      widen_queries(codes.y, even.y, odd.y);
+      widen_queries(codes.z, even.z, odd.z);
+      widen_queries(codes.w, even.w, odd.w);
+      __syncwarp();
+      if (!exists) return;
+    }
+    store_16(at, even);
+    store_16(at ^ 16, odd);
   }
 
   ScoreCall<Query, KeyFormat> const& call_;
@@ -165,157 +238,131 @@ class QueryLoader {
   Lines const& lines_;
   int alignment_;
   std::byte* shared_;
+  unsigned needed_;
 };
 
-/// Brings key tiles in three steps, each for a later tile: `look_up` reads the page table,
-/// `place` tells all threads where the keys lie, `copy` starts the copies. Thread i < tile looks up
-/// key i. Tiles are numbered; `place` and `copy` of one tile have a block barrier between them.
+/// Brings the keys of one warp, 32 at a time, to its buffers. Lane i looks up key i of a tile, a
+/// tile ahead of its copies, which hides the latency of the page table.
 template <class Query, class KeyFormat, int Lanes>
-class KeyLoader {
+class KeyStream {
  public:
   using Form = ScoreForm<Query, KeyFormat>;
   using Lines = ScoreLines<Form, Lanes>;
 
-  __device__ KeyLoader(ScoreCall<Query, KeyFormat> const& call, ScoreBlock const& block,
-                       Lines const& lines, ScoreAlignment const& alignment, std::byte* shared)
+  /// `tiles`: the warp's own.
+  __device__ KeyStream(ScoreCall<Query, KeyFormat> const& call, ScoreBlock const& block,
+                       Lines const& lines, ScoreAlignment const& alignment, std::byte* shared,
+                       ScoreTiles const& tiles)
       : call_(call),
-        block_(block),
         lines_(lines),
         alignment_(alignment),
+        next_(tiles),
         shared_(shared),
-        source_(reinterpret_cast<std::byte const*>(call.in.keys.data) + 16 * column()),
-        target_(kept(stage(0) + static_cast<std::uint32_t>(line() * lines.key_line() +
-                                                           Lines::piece_at(line(), column())))) {}
+        own_(kept(block.keys_at + warp_of_thread() * block.stages * buffer_bytes())),
+        target_(kept(static_cast<std::uint32_t>(own_line() * lines.key_line()) +
+                     piece_at(own_line(), copy_column()))),
+        cache_(kept(static_cast<index_t>(__cvta_generic_to_global(call.in.keys.data)) +
+                    16 * copy_column())) {
+    look_up();
+  }
 
-  __device__ void look_up(ScoreTiles const& tile) {
-    found_ = {};
-    looked_up_ = tile.valid();
-    std::uint32_t const position = tile.first() + threadIdx.x;
-    if (thread() < block_.tile && looked_up_ && position < tile.end()) {
-      found_ = find_key(call_.pages, call_.in.keys, tile.request(), position);
+  /// Starts the copies of the next tile, if there is one, to a buffer that no lane reads any more.
+  /// They are one group of each lane.
+  __device__ void copy_next(int stage) {
+    if (next_.valid()) {
+      auto const& cache = call_.in.keys;
+      index_t const block = index_t{max(found_.block, 0)} * cache.block_stride;
+      LaneNumbers const places((block + index_t{found_.place} * cache.row_stride) * element);
+      copy_keys(stage, places, __ballot_sync(full_warp, found_.block >= 0));
+      put_scale(stage, block + cache.block_size * cache.row_stride + index_t{found_.place} * 4);
+      next_.advance();
+      look_up();
     }
+    commit_copies();
   }
 
-  __device__ void place(unsigned number) {
-    placed_ = looked_up_;
-    if (!placed_ || thread() >= block_.tile) return;
-    auto const& keys = call_.in.keys;
-    bool const exists = found_.block >= 0;
-    index_t const block = index_t{found_.block} * keys.block_stride;
-    places(number)[thread()] =
-        exists ? (block + index_t{found_.place} * keys.row_stride) * element : no_place;
-    if constexpr (Form::scaled) {
-      scale_ = exists ? block + keys.block_size * keys.row_stride + index_t{found_.place} * 4 : -1;
-    }
-    unsigned const missing = __ballot_sync(full_warp, !exists);
-    if (threadIdx.x % 32 == 0) absent(number)[threadIdx.x / 32] = missing;
+  /// Shared address of the first line of a buffer.
+  __device__ std::uint32_t lines(int stage) const { return shared_address(buffer(stage)); }
+  /// The scale of each of its keys, or `absent` if it has no slot. Formats without scales have 1.
+  __device__ float* scales(int stage) const {
+    return reinterpret_cast<float*>(buffer(stage) + keys * lines_.key_line());
   }
-
-  /// Starts the copies of the tile placed last, whose number this is, to a stage.
-  __device__ void copy(unsigned number, int to) const {
-    if (!placed_) return;
-    index_t const* const from = places(number) + line();
-    auto const target = target_ + static_cast<std::uint32_t>(to * stage_bytes());
-    if (alignment_.keys == 16) {
-      copy_tile<true>(from, target);
-    } else {
-      copy_tile<false>(from, target);
-    }
-    if constexpr (Form::scaled) copy_scale(to);
-  }
-
-  /// Shared address of the first line of a stage.
-  __device__ std::uint32_t stage(int i) const {
-    return shared_address(shared_ + block_.keys_at) + static_cast<std::uint32_t>(i * stage_bytes());
-  }
-  __device__ float* scales(int of_stage) const {
-    return reinterpret_cast<float*>(shared_ + block_.scales_at) + of_stage * block_.tile;
-  }
-  /// One bit per key of a tile that has no slot or is past its run.
-  __device__ unsigned* absent(unsigned number) const {
-    return reinterpret_cast<unsigned*>(shared_ + block_.absent_at) +
-           number % ScoreBlock::absent_slots * (static_cast<unsigned>(block_.tile) / 32);
-  }
+  __device__ static float absent() { return -__int_as_float(0x7F800000); }
 
  private:
+  static constexpr int keys = ScoreBlock::warp_keys;
   static constexpr int element = sizeof(typename KeyFormat::storage);
-  static constexpr index_t no_place = -1;
+  static constexpr int lines_at_once = 32 / copy_threads;
 
-  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ static int line() { return static_cast<int>(threadIdx.x / copy_threads); }
-  __device__ static int column() { return static_cast<int>(threadIdx.x % copy_threads); }
-  __device__ int stage_bytes() const { return block_.tile * lines_.key_line(); }
-  __device__ index_t* places(unsigned number) const {
-    return reinterpret_cast<index_t*>(shared_ + block_.places_at) +
-           number % 2 * static_cast<unsigned>(block_.tile);
+  /// The first line that the lane copies to.
+  __device__ static int own_line() { return lane_of_thread() / copy_threads; }
+  __device__ std::size_t global_address(index_t place) const {
+    return static_cast<std::size_t>(cache_ + place);
   }
+  __device__ int buffer_bytes() const { return keys * (lines_.key_line() + 4); }
+  __device__ std::byte* buffer(int stage) const { return shared_ + own_ + stage * buffer_bytes(); }
 
-  template <bool Widest>
-  __device__ void copy_tile(index_t const* from, std::uint32_t target) const {
-    if (block_.tile == 256) {
-      copy_some<Widest, 8>(from, target);
-    } else if (block_.tile == 128) {
-      copy_some<Widest, 4>(from, target);
-    } else if (block_.tile == 64) {
-      copy_some<Widest, 2>(from, target);
-    } else {
-      copy_some<Widest, 1>(from, target);
+  __device__ void look_up() {
+    std::uint32_t const position = next_.first() + static_cast<std::uint32_t>(lane_of_thread());
+    found_ = {};
+    if (next_.valid() && position < next_.end()) {
+      found_ = find_key(call_.pages, call_.in.keys, next_.request(), position);
     }
   }
 
-  /// A thread's lines are a multiple of 8 apart, so the swizzle is the same for all of them.
-  template <bool Widest, int Count>
-  __device__ void copy_some(index_t const* from, std::uint32_t target) const {
-    constexpr int unrolled = Widest ? Count : 1;
-#pragma unroll unrolled
-    for (int i = 0; i < Count; ++i) {
-      copy_line<Widest>(from[i * copy_lines],
-                        target + static_cast<std::uint32_t>(i * copy_lines * lines_.key_line()));
+  /// Byte offsets of the keys, and one bit for each that exists.
+  __device__ void copy_keys(int stage, LaneNumbers const& places, unsigned present) const {
+    present >>= own_line();
+    if (Lines::full_keys && alignment_.keys == 16) {
+      copy_full_lines(lines(stage) + target_, places, present);
+      return;
     }
-  }
-
-  template <bool Widest>
-  __device__ void copy_line(index_t place, std::uint32_t target) const {
-    bool const exists = place != no_place;
-    std::byte const* const source = source_ + (exists ? place : 0);
     // whole steps of e4m3 operands
-    int const pieces =
-        Lines::full_keys ? lines_.key_line() / 16 : (lines_.key_bytes() + 31) / 32 * 2;
-#pragma unroll
-    for (int first = 0; first < pieces; first += copy_threads) {
-      if (!Lines::full_keys && first + column() >= pieces) break;
-      bool const valid =
-          exists && (Lines::full_keys || 16 * (first + column()) < lines_.key_bytes());
-      copy_16<Widest>(target + static_cast<std::uint32_t>(16 * first),
-                      source + (Lines::full_keys || valid ? 16 * first : 0), valid,
-                      alignment_.keys);
+    int const pieces = (lines_.key_bytes() + 31) / 32 * 2;
+#pragma unroll 1
+    for (int first = 0; first < keys; first += lines_at_once) {
+      int const line = first + own_line();
+      copy_line(lines(stage) + static_cast<std::uint32_t>(line * lines_.key_line()), line, 0,
+                pieces, global_address(places.of(line)),
+                (present >> first & 1) != 0 ? lines_.key_bytes() : 0, alignment_.keys);
     }
   }
 
-  __device__ void copy_scale(int to) const {
-    if (thread() >= block_.tile) return;
-    float* const target = scales(to) + thread();
-    if (scale_ < 0) {
-      *target = 0.0f;
+  /// Bit i of `present` is for line i + own_line(), i being a multiple of 4. Such lines' swizzles
+  /// differ in bit 2 of a piece.
+  __device__ void copy_full_lines(std::uint32_t target, LaneNumbers const& places,
+                                  unsigned present) const {
+    for_constants<keys / lines_at_once>([&](auto turn) {
+      constexpr int first = turn * lines_at_once;
+      copy_full_line<first * Lines::known_key_line, Lines::known_key_line>(
+          target ^ (first % 8 * 16), global_address(places.of(first + own_line())),
+          (present >> first & 1) != 0);
+    });
+  }
+
+  /// `place`: byte offset of the scale of the lane's key.
+  __device__ void put_scale(int stage, index_t place) const {
+    float* const target = scales(stage) + lane_of_thread();
+    if (found_.block < 0) {
+      *target = absent();
+    } else if constexpr (!Form::scaled) {
+      *target = 1.0f;
     } else if (alignment_.scales) {
-      copy_async_small<4>(shared_address(target), call_.in.keys.data + scale_);
+      copy_async_small<4>(shared_address(target), call_.in.keys.data + place);
     } else {
-      *target = load_unaligned<float>(call_.in.keys.data + scale_);
+      *target = load_unaligned<float>(call_.in.keys.data + place);
     }
   }
 
   ScoreCall<Query, KeyFormat> const& call_;
-  ScoreBlock const& block_;
   Lines const& lines_;
   ScoreAlignment const& alignment_;
+  ScoreTiles next_;
+  KeyPlace found_;
   std::byte* shared_;
-  std::byte const* source_;
-  std::uint32_t target_;
-
-  KeyPlace found_{};
-  index_t scale_ = -1;
-  bool looked_up_ = false;
-  bool placed_ = false;
+  int own_;               ///< offset of the warp's first buffer
+  std::uint32_t target_;  ///< where the lane's first piece lies in a buffer
+  index_t cache_;         ///< global address of the cache's first byte, and the lane's piece
 };
 
 }  // namespace detail

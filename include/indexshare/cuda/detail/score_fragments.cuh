@@ -38,6 +38,7 @@ struct ScoreForm {
   static constexpr bool scaled = dots != ScoreDots::half;
   static constexpr int key_bytes = dots == ScoreDots::half ? 2 : 1;
   static constexpr int query_bytes = sizeof(Operand);
+  static constexpr int operand_bytes_per_byte = sizeof(Operand) / sizeof(Query);
   /// Lanes of one step of the tensor cores: 32 bytes of query.
   static constexpr int step_lanes = 32 / query_bytes;
 
@@ -47,6 +48,11 @@ struct ScoreForm {
   static constexpr bool marks_nan = widens && !image_knows_e4m3;
   static constexpr float unit = marks_nan && std::is_same_v<Operand, fp16> ? 256.0f : 1.0f;
 };
+
+/// Byte offset of a 16-byte piece within its line.
+__device__ inline std::uint32_t piece_at(int line, int piece) {
+  return static_cast<std::uint32_t>((piece ^ (line & 7)) << 4);
+}
 
 /// Lines of shared memory (ScoreBlock) for a number of lanes that is known when compiling, or 0.
 template <class Form, int Lanes>
@@ -73,22 +79,22 @@ class ScoreLines {
     return known ? known_query_line : (query_bytes() + 127) & -128;
   }
 
-  /// Byte offset of a 16-byte piece within its line.
-  __device__ static int piece_at(int line, int piece) { return (piece ^ (line & 7)) << 4; }
-
  private:
   int lanes_;
 };
 
-/// The first or the last two of four queries in fp16, not to be multiplied by a unit.
-__device__ inline std::uint32_t fp16_queries(std::uint32_t codes, bool last) {
-  if constexpr (image_knows_e4m3) {
-    std::uint32_t low;
-    std::uint32_t high;
-    widen_codes<fp16>(codes, low, high);
-    return last ? high : low;
+/// Four e4m3 queries in fp16, NaN kept and not to be multiplied by a unit.
+__device__ inline void widen_queries(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+  widen_codes<fp16>(codes, low, high);
+  if constexpr (!image_knows_e4m3) {
+    auto const finish = [](std::uint32_t& pair, std::uint32_t nan_bytes) {
+      asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(0x5C005C00u));  // 256
+      pair |= nan_bytes;                                                // all bits: NaN
+    };
+    std::uint32_t const nan = nan_codes(codes);
+    finish(low, sign_bytes<0x9988>(nan));
+    finish(high, sign_bytes<0xBBAA>(nan));
   }
-  return fp16_pair(last ? codes >> 16 : codes);
 }
 
 // ---- operands
@@ -110,7 +116,8 @@ __device__ constexpr int columns_before(int at) { return at & ~127; }
 /// Reads the keys of a warp from lines of shared memory. A member of a group holds, of keys
 /// `group + 8 * i`, i in 0..3, the lanes that the instruction asks for. Where keys are widened,
 /// member m holds codes 4m .. 4m + 3 of a step; they enter as lanes 2m, 2m + 1, 2m + 8, 2m + 9, and
-/// the queries lie permuted to match: of the pairs of 16 lanes first the even ones, then the odd.
+/// the queries lie permuted to match: of the pairs of 16 lanes first the even ones, then
+/// the odd.
 template <class Form, int Lanes>
 class KeyReader {
  public:
@@ -138,8 +145,11 @@ class KeyReader {
       std::uint32_t codes[4];
       read_matrices<0>(codes, step);
       for (int i = 0; i < 4; ++i) {
-        widen_codes<typename Form::Operand>(codes[i], keys.a[i / 2][i % 2],
-                                            keys.a[i / 2][2 + i % 2]);
+        std::uint32_t low;
+        std::uint32_t high;
+        widen_codes<typename Form::Operand>(codes[i], low, high);
+        keys.a[i / 2][i % 2] = kept(low);
+        keys.a[i / 2][2 + i % 2] = kept(high);
         if constexpr (Form::marks_nan) nan_[i] |= nan_codes(codes[i]);
       }
     } else {
@@ -152,6 +162,7 @@ class KeyReader {
   /// NaN if this thread has read a code of NaN of key group + 8 * i; the products of such a key
   /// are numbers.
   __device__ float nan_or_zero(int i) const {
+    if constexpr (!Form::marks_nan) return 0.0f;
     return (nan_[i] & 0x80808080u) != 0 ? __int_as_float(0x7FFFFFFF) : 0.0f;
   }
 

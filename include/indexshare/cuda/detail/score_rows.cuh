@@ -28,19 +28,20 @@ struct ScoreCall {
   index_t chunk;  ///< keys of a block
 };
 
-/// Walks the key tiles of a block, run by run; a run is rows that follow each other in one
-/// request, so a tile is read once for all of them. Every warp walks for itself, in step: lane i
-/// holds row i of the block. Rows that select everything have length 0.
+/// Walks key tiles of a block, run by run; a run is rows that follow each other in one request, so
+/// a tile is read once for all of them. A warp walks for itself: lane i holds row i of the block.
+/// Its first tile of a run is `first` keys into the block's chunk, the others follow in steps of
+/// `step` keys. Rows that select everything have length 0.
 class ScoreTiles {
  public:
   template <class Call>
-  __device__ ScoreTiles(Call const& call, int block_rows, int tile)
-      : rows_(block_rows), tile_(static_cast<std::uint32_t>(tile)) {
+  __device__ ScoreTiles(Call const& call, int block_rows, int first, int step)
+      : rows_(block_rows), step_(static_cast<std::uint32_t>(step)) {
     int const lane = lane_of_thread();
     index_t const place = index_t{blockIdx.x} * block_rows + lane;
-    index_t const first_key = index_t{blockIdx.y} * call.chunk;
-    first_key_ = static_cast<std::uint32_t>(first_key);
-    last_key_ = static_cast<std::uint32_t>(min(first_key + call.chunk, max_position));
+    index_t const chunk = index_t{blockIdx.y} * call.chunk;
+    first_key_ = static_cast<std::uint32_t>(min(chunk + first, max_position));
+    last_key_ = static_cast<std::uint32_t>(min(chunk + call.chunk, max_position));
     if (lane < block_rows && place < call.request.rows.count) {
       index_t const row = call.request.rows.first + place;
       index_t const visible = clamp_length(call.lengths(row), call.scores.extent(1));
@@ -49,6 +50,7 @@ class ScoreTiles {
     }
     int const before = __shfl_up_sync(full_warp, request_, 1);
     starts_ = __ballot_sync(full_warp, lane < block_rows && (lane == 0 || before != request_));
+    needed_ = __ballot_sync(full_warp, length_ > static_cast<std::uint32_t>(chunk));
     enter(0);
   }
 
@@ -63,16 +65,16 @@ class ScoreTiles {
 
   /// Keys that a row of the block sees.
   __device__ std::uint32_t length(int row) const { return of_lane(length_, row); }
-  /// Whether any key of this block is scored for the row.
-  __device__ bool needs(int row) const { return length(row) > first_key_; }
+  /// The rows for which any key of the chunk is scored, one bit each: the same in all warps.
+  __device__ unsigned needed() const { return needed_; }
 
   __device__ void advance() {
-    position_ += tile_;
+    position_ += step_;
     if (position_ >= end_) enter(last_row_);
   }
 
  private:
-  /// The first tile of the first run from `row` on that sees a key of this block.
+  /// The first tile of the first run from `row` on that has one.
   __device__ void enter(int row) {
     int const lane = lane_of_thread();
     for (; row < rows_; row = last_row_) {
@@ -90,12 +92,13 @@ class ScoreTiles {
   }
 
   int rows_;
-  std::uint32_t tile_;
+  std::uint32_t step_;
   std::uint32_t first_key_;
   std::uint32_t last_key_;
   std::uint32_t length_ = 0;
   int request_ = no_position;
   unsigned starts_;
+  unsigned needed_;
 
   int first_row_;
   int last_row_ = 0;

@@ -143,7 +143,7 @@ INDEXSHARE_KERNEL void score_scalar_kernel(
   WarpScalarScores<Query, KeyFormat> const scores(call, keys + (has_key ? key : 0) * block.line,
                                                   staged);
 
-  for (ScoreTiles tile(call, block.rows, block.tile); tile.valid(); tile.advance()) {
+  for (ScoreTiles tile(call, block.rows, 0, block.tile); tile.valid(); tile.advance()) {
     __syncthreads();  // the tile before has been used
     decode_tile(call, tile, keys, exists);
     __syncthreads();

@@ -11,8 +11,8 @@
 #include <cstdint>
 
 /// @file The indexer on tensor cores. Keys are rows of the product and heads its columns; a warp
-/// takes 32 keys of a tile and scores them for its rows, 8 * Columns heads at a time. `Lanes` is
-/// the number of lanes, or 0 where it is known at run time only.
+/// takes 32 keys and scores them for the rows of its block, up to 32 heads at a time. `Lanes` and
+/// `Heads` are the numbers of them, or 0 where they are known at run time only.
 
 namespace indexshare {
 inline namespace v0 {
@@ -58,19 +58,21 @@ struct RowPlace {
 };
 
 /// The arithmetic of one warp.
-template <class Query, class KeyFormat, int Lanes, int Columns>
+template <class Query, class KeyFormat, int Lanes, int Heads>
 class WarpScores {
  public:
   using Form = ScoreForm<Query, KeyFormat>;
   using Operand = typename Form::Operand;
   using Lines = ScoreLines<Form, Lanes>;
+  /// Whether the warp's keys stay in registers for all rows; else it reads them for each.
+  static constexpr bool holds_keys = Lines::held_steps > 0;
 
   __device__ WarpScores(TensorScoreCall<Query, KeyFormat> const& call, Lines const& lines,
                         std::byte const* shared)
       : lines_(lines),
         shared_(shared),
-        tiles_(call.block.head_tiles),
-        padding_(kept(call.block.padded_heads() - static_cast<int>(call.in.q.extent(1)))),
+        tiles_(Heads > 0 ? Heads / 8 : call.block.head_tiles),
+        padding_(call.block.padded_heads() - static_cast<int>(call.in.q.extent(1))),
         odd_(kept(threadIdx.x % 2)),
         high_(kept(threadIdx.x & 2)),
         reader_(lines) {
@@ -82,125 +84,132 @@ class WarpScores {
   }
 
   /// From a row to the one `rows` further.
-  __device__ RowPlace step(int rows) const {
-    auto const heads = static_cast<unsigned>(rows * tiles_ * 8);
-    return {heads * static_cast<unsigned>(lines_.query_line()), heads * 4};
-  }
+  __device__ RowPlace step(int rows) const { return heads_further(rows * tiles_ * 8); }
   __device__ RowPlace place(int row) const { return first_ + step(row); }
 
   /// The keys of the warp for all rows of a run: `lines` is where the first one's line is.
   __device__ void take_keys(std::uint32_t lines) {
     reader_.begin(lines);
-    for_constants<held_steps>([&](auto step) { keys_[step] = reader_.read(step); });
+    for_constants<Lines::held_steps>([&](auto step) { keys_[step] = reader_.read(step); });
+    for (int i = 0; i < 4; ++i) start_[i] = holds_keys ? reader_.nan_or_zero(i) : 0.0f;
   }
 
   /// The sum over all heads of a row of the block, for key group + 8 * member of the warp.
   __device__ float score(RowPlace row) {
-    float sums[4];
-    for (int i = 0; i < 4; ++i) sums[i] = held_steps > 0 ? nan_or_zero(i) : 0.0f;
-    int left = tiles_;
-    do {
-      float dots[2][Columns][4];
-      multiply_keys(row.queries, dots);
-      left -= Columns;
-      if (padding_ != 0 && left == 0) clear_padding(dots);
-      add_heads(row.weights, dots, sums);
-      row.queries += static_cast<unsigned>(8 * Columns * lines_.query_line());
-      row.weights += 8 * Columns * 4;
-    } while (left != 0);
-    if constexpr (held_steps == 0) {
-      for (int i = 0; i < 4; ++i) sums[i] += nan_or_zero(i);
+    float sums[4] = {start_[0], start_[1], start_[2], start_[3]};
+    if constexpr (Heads > 0) {
+      for_constants<Heads / 8 / columns>(
+          [&](auto pass) { add_columns(row + heads_further(8 * columns * pass), columns, sums); });
+    } else {
+      for (int left = tiles_; left > 0; left -= columns) {
+        add_columns(row, left, sums);
+        row = row + heads_further(8 * columns);
+      }
+    }
+    if constexpr (!holds_keys) {
+      for (int i = 0; i < 4; ++i) sums[i] += reader_.nan_or_zero(i);
     }
     return sum_of_members(sums, odd_ != 0, high_ != 0);
   }
 
  private:
-  static constexpr int held_steps = Lines::held_steps;
+  static constexpr int columns = Heads > 0 && Heads < 32 ? Heads / 8 : 4;  ///< tiles of 8 heads
+  static_assert(Heads % (8 * columns) == 0);
+  using Dots = float[2][columns][4];
 
-  /// dots = keys * queries over all lanes, steps ascending.
-  __device__ void multiply_keys(std::uint32_t queries, float (&dots)[2][Columns][4]) {
-    if constexpr (Lines::known) {
-      for_constants<held_steps / 2>([&](auto pair) {
-        for_constants<Columns>([&](auto column) {
-          constexpr int at = 64 * decltype(pair)::value;
-          std::uint32_t b[4];
-          load_matrices_at<8 * Lines::known_query_line* decltype(column)::value +
-                           columns_before(at)>(b, column_within(queries, at));
-          multiply_pair<decltype(pair)::value == 0>(keys_[2 * pair], keys_[2 * pair + 1], true, b,
-                                                    column, dots);
-        });
-      });
-    } else {
-      multiply_read<true>(queries, 0, dots);
-      for (int step = 2; step < lines_.steps(); step += 2) {
-        multiply_read<false>(queries, step, dots);
-      }
-    }
+  __device__ RowPlace heads_further(int heads) const {
+    return {static_cast<unsigned>(heads * lines_.query_line()), static_cast<unsigned>(4 * heads)};
   }
 
-  /// Steps `step` and the next, if there is one, with keys that are read for them.
+  /// Adds the next `left` tiles of heads, `columns` at most.
+  __device__ void add_columns(RowPlace heads, int left, float (&sums)[4]) {
+    Dots dots;
+    if constexpr (holds_keys) {
+      for_constants<Lines::held_steps / 2>([&](auto pair) {
+        constexpr cuda::std::integral_constant<int, 2 * pair> step{};
+        multiply_pair<step == 0>(keys_[step], keys_[step + 1], true, heads.queries, step, left,
+                                 dots);
+      });
+    } else {
+      multiply_read<true>(heads.queries, 0, left, dots);
+      for (int step = 2; step < lines_.steps(); step += 2) {
+        multiply_read<false>(heads.queries, step, left, dots);
+      }
+    }
+    if (Heads == 0 && padding_ != 0 && left <= columns) clear_padding(left - 1, dots);
+    add_heads(heads.weights, left, dots, sums);
+  }
+
+  /// dots = keys * queries of a pair of steps, or more of it; keys are read for it.
   template <bool First>
-  __device__ void multiply_read(std::uint32_t queries, int step, float (&dots)[2][Columns][4]) {
+  __device__ void multiply_read(std::uint32_t queries, int step, int left, Dots& dots) {
     bool const both = step + 1 < lines_.steps();
     KeyStep const first = reader_.read(step);
     KeyStep second{};
     if (both) second = reader_.read(step + 1);
-    int const at = 32 * step;
-    for (int column = 0; column < Columns; ++column) {
-      std::uint32_t b[4];
-      load_matrices(
-          b, column_within(queries, at) +
-                 static_cast<unsigned>(8 * column * lines_.query_line() + columns_before(at)));
-      multiply_pair<First>(first, second, both, b, column, dots);
-    }
+    multiply_pair<First>(first, second, both, queries, step, left, dots);
   }
 
-  template <bool First>
-  __device__ static void multiply_pair(KeyStep const& first, KeyStep const& second, bool both,
-                                       std::uint32_t const (&b)[4], int column,
-                                       float (&dots)[2][Columns][4]) {
-    for (int half = 0; half < 2; ++half) {
-      float(&sum)[4] = dots[half][column];
-      if constexpr (First) {
-        multiply<Operand>(sum, first.a[half], b[0], b[1]);
-      } else {
-        multiply_add<Operand>(sum, first.a[half], b[0], b[1]);
+  /// Steps `step`, which is a constant or a number, and the next, if there are `both`.
+  template <bool First, class Step>
+  __device__ void multiply_pair(KeyStep const& first, KeyStep const& second, bool both,
+                                std::uint32_t queries, Step step, int left, Dots& dots) const {
+    for_constants<columns>([&](auto column) {
+      if (Heads == 0 && column >= left) return;
+      std::uint32_t b[4];
+      load_heads<column>(b, queries, step);
+      for (int half = 0; half < 2; ++half) {
+        float(&sum)[4] = dots[half][column];
+        if constexpr (First) {
+          multiply<Operand>(sum, first.a[half], b[0], b[1]);
+        } else {
+          multiply_add<Operand>(sum, first.a[half], b[0], b[1]);
+        }
+        if (both) multiply_add<Operand>(sum, second.a[half], b[2], b[3]);
       }
-      if (both) multiply_add<Operand>(sum, second.a[half], b[2], b[3]);
+    });
+  }
+
+  /// Two steps of the queries of a tile of heads.
+  template <int Column, class Step>
+  __device__ void load_heads(std::uint32_t (&b)[4], std::uint32_t queries, Step step) const {
+    if constexpr (Lines::known) {
+      constexpr int at = 32 * Step::value;
+      load_matrices_at<8 * Column * Lines::known_query_line + columns_before(at)>(
+          b, column_within(queries, at));
+    } else {
+      int const at = 32 * step;
+      load_matrices(
+          b, column_within(queries, at) +
+                 static_cast<std::uint32_t>(8 * Column * lines_.query_line() + columns_before(at)));
     }
   }
 
   /// Heads past the last have no dot: a key with an infinity would make theirs NaN.
-  __device__ void clear_padding(float (&dots)[2][Columns][4]) const {
-    for (int half = 0; half < 2; ++half) {
-      for (int i = 0; i < 4; ++i) {
-        if (static_cast<int>(2 * (odd_ + high_)) + i % 2 >= 8 - padding_)
-          dots[half][Columns - 1][i] = 0.0f;
+  __device__ void clear_padding(int last, Dots& dots) const {
+    for_constants<columns>([&](auto column) {
+      for (int half = 0; half < 2; ++half) {
+        for (int i = 0; i < 4; ++i) {
+          bool const none = static_cast<int>(2 * (odd_ + high_)) + i % 2 >= 8 - padding_;
+          if (column == last && none) dots[half][column][i] = 0.0f;
+        }
       }
-    }
+    });
   }
 
   /// sums += weight * relu(dot), heads ascending; a thread holds dots of heads 2 * member and the
   /// next of each 8.
-  __device__ void add_heads(unsigned weights, float const (&dots)[2][Columns][4],
-                            float (&sums)[4]) const {
+  __device__ void add_heads(unsigned weights, int left, Dots const& dots, float (&sums)[4]) const {
     auto const* const pairs = reinterpret_cast<float2 const*>(shared_ + weights);
-    for (int column = 0; column < Columns; ++column) {
+    for_constants<columns>([&](auto column) {
+      if (Heads == 0 && column >= left) return;
       float2 const weight = pairs[4 * column];
       for (int i = 0; i < 4; ++i) {
         float const* const pair = dots[i / 2][column] + i % 2 * 2;
         sums[i] = __fmaf_rn(weight.x, relu(pair[0]), sums[i]);
         sums[i] = __fmaf_rn(weight.y, relu(pair[1]), sums[i]);
       }
-    }
-  }
-
-  __device__ float nan_or_zero(int i) const {
-    if constexpr (Form::marks_nan) {
-      return reader_.nan_or_zero(i);
-    } else {
-      return 0.0f;
-    }
+    });
   }
 
   Lines const& lines_;
@@ -211,100 +220,88 @@ class WarpScores {
   unsigned high_;
   RowPlace first_;
   KeyReader<Form, Lanes> reader_;
-  KeyStep keys_[held_steps > 0 ? held_steps : 1];
+  KeyStep keys_[holds_keys ? Lines::held_steps : 1];
+  float start_[4];
 };
 
-__device__ inline void wait_for_tile(int stages) {
-  if (stages == 2) {
+/// Waits until at most `pending` of this thread's latest groups of copies are under way.
+__device__ inline void wait_copies_but(int pending) {
+  static_assert(ScoreBlock::most_stages <= 4);
+  if (pending == 0) {
     wait_copies<0>();
-  } else if (stages == 3) {
+  } else if (pending == 1) {
     wait_copies<1>();
-  } else {
+  } else if (pending == 2) {
     wait_copies<2>();
+  } else if (pending == 3) {
+    wait_copies<3>();
+  } else {
+    wait_copies<4>();
   }
 }
 
-/// grid: x groups of rows, y chunks of keys. A tile's copies are started `stages - 1` tiles before
-/// its turn and its places are written one tile before that. The one barrier of a turn makes the
-/// copies of all threads visible (each has waited for its own before, the queries among the first),
-/// the places of the tile to be copied next, and says that the tile whose stage it takes has been
-/// used. Places alternate between two buffers: those written at the end of a turn are not read
-/// before the next barrier, and what they replace was read before the last. Blocks share nothing.
-template <class Query, class KeyFormat, int Lanes, int Columns>
-INDEXSHARE_KERNEL void __launch_bounds__(score_threads, 1)
+/// grid: x groups of rows, y chunks of keys. The warps of a block share its queries: each thread
+/// has waited for its copies of them before a barrier that makes them visible to all, a second one
+/// does so for what `finish` writes. From then on each warp streams keys of its own through its own
+/// buffers. Its lanes wait for their copies and then for each other before they read a buffer, and
+/// for each other before it is filled again: as soon as the keys are in registers, so that copies
+/// overlap with the arithmetic even where a warp has one buffer. Blocks share nothing.
+template <class Query, class KeyFormat, int Lanes, int Heads>
+INDEXSHARE_KERNEL void __launch_bounds__(32 * most_score_warps, 1)
     score_tensor_kernel(__grid_constant__ TensorScoreCall<Query, KeyFormat> const call) {
   using Form = ScoreForm<Query, KeyFormat>;
+  using Keys = KeyStream<Query, KeyFormat, Lanes>;
+  using Scores = WarpScores<Query, KeyFormat, Lanes, Heads>;
   extern __shared__ __align__(128) std::byte shared[];
   ScoreBlock const& block = call.block;
   int const stages = block.stages;
 
-  ScoreTiles tile(call, block.rows, block.tile);
-  if (!tile.valid()) return;
-  ScoreTiles ahead = tile;
+  ScoreTiles tile(call, block.rows, ScoreBlock::warp_keys * warp_of_thread(), block.tile());
+  if (tile.needed() == 0) return;
   ScoreLines<Form, Lanes> const lines(call.in.q.extent(2));
-  QueryLoader<Query, KeyFormat, Lanes>(call, block, lines, call.alignment.queries, shared)
-      .load(tile);
-  KeyLoader<Query, KeyFormat, Lanes> keys(call, block, lines, call.alignment, shared);
-  auto const place_next = [&](unsigned number) {
-    keys.place(number);
-    if (ahead.valid()) ahead.advance();
-  };
-  for (int number = 0; number < stages - 1; ++number) {
-    keys.look_up(ahead);
-    place_next(static_cast<unsigned>(number));
+  Keys keys(call, block, lines, call.alignment, shared, tile);
+  QueryLoader<Query, KeyFormat, Lanes> const queries(call, block, lines, call.alignment.queries,
+                                                     shared, tile.needed());
+  queries.start();
+  commit_copies();
+  for (int stage = 0; stage < stages; ++stage) keys.copy_next(stage);
+  wait_copies_but(stages);  // the queries are older
+  if constexpr (Form::widens) {
     __syncthreads();
-    keys.copy(static_cast<unsigned>(number), number);
-    commit_copies();
+    queries.finish();
   }
-  keys.look_up(ahead);
-  place_next(static_cast<unsigned>(stages - 1));
+  __syncthreads();
 
-  unsigned const key_groups = static_cast<unsigned>(block.tile) / 32;
-  int const row_groups = static_cast<int>(score_warps / key_groups);
-  int const row_group = static_cast<int>(threadIdx.x / 32 / key_groups);
-  unsigned const key_group = kept(threadIdx.x / 32 % key_groups);
-  unsigned const own_bit = kept(threadIdx.x % 32 / 4 + threadIdx.x % 4 * 8);
-  WarpScores<Query, KeyFormat, Lanes, Columns> scores(call, lines, shared);
-  RowPlace const row_step = scores.step(row_groups);
+  Scores scores(call, lines, shared);
+  RowPlace const row_step = scores.step(1);
+  unsigned const own_key = kept(threadIdx.x % 32 / 4 + threadIdx.x % 4 * 8);
   index_t const row_stride = call.scores.stride(0);
-  index_t const out_step = kept(row_groups * row_stride);
-  float* const own_scores =
-      call.scores.data_handle() + index_t{blockIdx.x} * block.rows * row_stride + own_bit;
-  int stage = 0;
-  int free_stage = stages - 1;
-  for (unsigned number = 0; tile.valid(); ++number, tile.advance()) {
-    wait_for_tile(stages);
-    __syncthreads();
-    keys.copy(number + static_cast<unsigned>(stages - 1), free_stage);
-    commit_copies();
-    keys.look_up(ahead);
-
-    std::uint32_t const first = kept(tile.first() + 32 * key_group);
-    int row = tile.first_row() + row_group;
-    if (row < tile.last_row() && first < tile.end()) {
-      scores.take_keys(keys.stage(stage) +
-                       32 * key_group * static_cast<unsigned>(lines.key_line()));
-      bool const exists = (keys.absent(number)[key_group] >> own_bit & 1) == 0;
-      float scale = Form::unit;
-      if constexpr (Form::scaled) scale *= keys.scales(stage)[32 * key_group + own_bit];
-      float* out = own_scores + row * row_stride + first;
-      RowPlace place = scores.place(row);
-      do {
-        std::uint32_t const length = tile.length(row);
-        if (length > first) {
-          float score = scores.score(place);
-          if constexpr (Form::scaled) score *= scale;
-          if (!exists) score = -__int_as_float(0x7F800000);
-          if (own_bit < length - first) *out = score;
-        }
-        row += row_groups;
-        out += out_step;
-        place = place + row_step;
-      } while (row < tile.last_row());
+  index_t const own_place = kept(index_t{blockIdx.x} * block.rows * row_stride + own_key);
+  for (int stage = 0; tile.valid(); tile.advance()) {
+    wait_copies_but(stages - 1);
+    __syncwarp();
+    scores.take_keys(keys.lines(stage));
+    float const scale = keys.scales(stage)[own_key];
+    if constexpr (Scores::holds_keys) {
+      __syncwarp();
+      keys.copy_next(stage);
     }
-
-    place_next(number + static_cast<unsigned>(stages));
-    free_stage = stage;
+    std::uint32_t const position = tile.first() + own_key;
+    int row = tile.first_row();
+    RowPlace place = scores.place(row);
+    float* out = call.scores.data_handle() + (own_place + row * row_stride + tile.first());
+    for (; row < tile.last_row(); ++row, place = place + row_step, out += row_stride) {
+      std::uint32_t const length = tile.length(row);
+      if (length <= tile.first()) continue;
+      float score = scores.score(place);
+      if constexpr (Form::scaled) score *= scale * Form::unit;
+      if (scale == Keys::absent()) score = Keys::absent();
+      if (position < length) *out = score;
+    }
+    if constexpr (!Scores::holds_keys) {
+      __syncwarp();
+      keys.copy_next(stage);
+    }
     stage = stage + 1 == stages ? 0 : stage + 1;
   }
 }

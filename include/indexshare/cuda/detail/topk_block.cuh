@@ -82,16 +82,17 @@ struct TopKCut {
 };
 
 /// Finds the cut digit by digit from the top, with one histogram in shared memory; at most
-/// ceil(32 / digit_bits) passes, fewer when the keys of a digit's bin are all wanted.
+/// ceil((32 - Zeros) / digit_bits) passes, fewer when the keys of a digit's bin are all wanted.
 /// `each_key(f)` calls f(key) for every key, on whichever thread; 1 <= wanted <= number of keys.
-/// Lanes that meet in one bin are joined by ATOMS.POPC.INC, which the compiler takes for an
-/// increment by one from sm_80 to sm_120; so the histogram has no private copies.
-template <class T, class EachKey>
+/// The last `Zeros` bits of all keys are 0, and no digit has them. Lanes that meet in one bin are
+/// joined by ATOMS.POPC.INC, which the compiler takes for an increment by one from sm_80 to sm_120;
+/// so the histogram has no private copies.
+template <int Zeros, class T, class EachKey>
 __device__ TopKCut find_cut(TopKScratch<T>& scratch, std::uint32_t wanted,
                             EachKey const& each_key) {
   constexpr int bins = 1 << T::digit_bits;
   constexpr int own = bins / T::threads;
-  constexpr int passes = (32 + T::digit_bits - 1) / T::digit_bits;
+  constexpr int passes = (32 - Zeros + T::digit_bits - 1) / T::digit_bits;
   static_assert(own >= 1 && bins % T::threads == 0);
   int const first = bins - (static_cast<int>(threadIdx.x) + 1) * own;  // thread 0: the top bins
   for (int i = 0; i < own; ++i) scratch.bins[first + i] = 0;
@@ -101,7 +102,7 @@ __device__ TopKCut find_cut(TopKScratch<T>& scratch, std::uint32_t wanted,
 #pragma unroll
   for (int pass = 0; pass < passes; ++pass) {
     int const end = 32 - pass * T::digit_bits;  // the bits from here on are found
-    int const shift = end > T::digit_bits ? end - T::digit_bits : 0;
+    int const shift = end - T::digit_bits > Zeros ? end - T::digit_bits : Zeros;
     std::uint32_t const digit_mask = (1u << (end - shift)) - 1;
     std::uint32_t const known = pass == 0 ? 0 : ~0u << end % 32;
     each_key([&](std::uint32_t key) {

@@ -66,12 +66,12 @@ __device__ void each_key(std::uint32_t const* keys, std::uint32_t count, F const
   if (last < count) f(keys[last]);
 }
 
-/// Selects the k best of a list whose keys lie in shared memory.
-template <class T, class List>
+/// Selects the k best of a list of scores whose keys lie in shared memory.
+template <class Score, class T, class List>
 __device__ void select_from(TopKScratch<T>& scratch, List const& list, std::uint32_t* keys,
                             std::uint32_t top_k, position_t* out) {
-  TopKCut const cut =
-      find_cut(scratch, top_k, [&](auto const& f) { each_key<T>(keys, list.count, f); });
+  TopKCut const cut = find_cut<key_zeros<Score>>(
+      scratch, top_k, [&](auto const& f) { each_key<T>(keys, list.count, f); });
   write_winners(scratch, list, cut, keys, out);
 }
 
@@ -98,8 +98,9 @@ __device__ TopKThreshold sample_threshold(TopKScratch<T>& scratch, Score const* 
     }
   }
   __syncthreads();
-  TopKCut const cut = find_cut(scratch, topk_sample_rank<T>(size, length, top_k),
-                               [&](auto const& f) { each_key<T>(keys, size, f); });
+  TopKCut const cut =
+      find_cut<key_zeros<Score>>(scratch, topk_sample_rank<T>(size, length, top_k),
+                                 [&](auto const& f) { each_key<T>(keys, size, f); });
   OrderedList const list{[=](std::uint32_t i) { return keys[i]; }, size};
   std::uint32_t const last = last_tie(scratch, list, cut);
   return {cut.key, cut.takes_all ? last : sample.position(last), length, 0};
@@ -135,8 +136,8 @@ INDEXSHARE_KERNEL void __launch_bounds__(T::threads)
   if (length <= T::row_keys) {
     load_keys<T>(scores, length, keys);
     __syncthreads();
-    select_from(scratch, OrderedList{[=](std::uint32_t i) { return keys[i]; }, length}, keys, top_k,
-                out);
+    select_from<Score>(scratch, OrderedList{[=](std::uint32_t i) { return keys[i]; }, length}, keys,
+                       top_k, out);
     return;
   }
   if constexpr (may_be_long) {
@@ -197,12 +198,12 @@ struct TopKCandidates {
   }
 };
 
-/// A record that all lanes of a warp need: each word is asked for once.
-__device__ inline TopKThreshold load_by_lanes(TopKThreshold const* record) {
-  auto const* const words = reinterpret_cast<std::uint32_t const*>(record);
-  std::uint32_t const word = warp_lane() < 3 ? words[warp_lane()] : 0;
-  return {__shfl_sync(whole_warp, word, 0), __shfl_sync(whole_warp, word, 1),
-          __shfl_sync(whole_warp, word, 2), 0};
+/// The row's threshold for all threads of the block, read once. Passes one barrier.
+template <class T>
+__device__ TopKThreshold load_threshold(TopKScratch<T>& scratch, TopKThreshold const* threshold) {
+  if (threadIdx.x == 0) scratch.threshold = *threshold;
+  __syncthreads();
+  return scratch.threshold;
 }
 
 /// From the scores themselves, by one block: for a threshold that let too few or too many pass.
@@ -210,7 +211,7 @@ __device__ inline TopKThreshold load_by_lanes(TopKThreshold const* record) {
 template <class T, class Score>
 __device__ void select_from_scores(TopKScratch<T>& scratch, Score const* row, std::uint32_t length,
                                    std::uint32_t top_k, std::uint32_t* staged, position_t* out) {
-  TopKCut const cut = find_cut(scratch, top_k, [&](auto const& f) {
+  TopKCut const cut = find_cut<key_zeros<Score>>(scratch, top_k, [&](auto const& f) {
 #pragma unroll 8
     for (std::uint32_t s = threadIdx.x; s < length; s += T::threads) f(score_key(row[s]));
   });
@@ -364,7 +365,7 @@ INDEXSHARE_KERNEL void __launch_bounds__(T::threads, 2)
 
   index_t const number = first_row + blockIdx.x / row_chunks;
   std::uint32_t const chunk = blockIdx.x % row_chunks;
-  TopKThreshold const threshold = load_by_lanes(buffers.thresholds + number);
+  TopKThreshold const threshold = load_threshold(scratch, buffers.thresholds + number);
   std::uint32_t const length = threshold.length;
   Score const* const scores = rows.row(number);
   std::uint32_t const skew = elements_past(scores, 128) % line_elements<Score>;
@@ -393,9 +394,9 @@ INDEXSHARE_KERNEL void __launch_bounds__(T::threads, 2)
 #pragma unroll 4
   for (std::uint32_t i = threadIdx.x; i < count; i += T::threads) keys[i] = row.keys[i];
   __syncthreads();
-  select_from(scratch,
-              TopKCandidates<T>{scratch, keys, row.positions, row.chunks, chunks, skew, count},
-              keys, top_k, out);
+  select_from<Score>(
+      scratch, TopKCandidates<T>{scratch, keys, row.positions, row.chunks, chunks, skew, count},
+      keys, top_k, out);
 }
 
 }  // namespace detail

@@ -68,6 +68,13 @@ template <class Score>
 __device__ inline std::uint32_t score_key(Score score) {
   return order_key(score_value(score));
 }
+/// Last bits that are 0 in the keys of all scores: those that a wider significand has more.
+template <class Score>
+inline constexpr int key_zeros = 0;
+template <>
+inline constexpr int key_zeros<bf16> = 16;
+template <>
+inline constexpr int key_zeros<fp16> = 13;
 
 /// A row that selects all it sees, by `threads` threads.
 __device__ inline void write_whole_row(std::uint32_t length, std::uint32_t top_k,

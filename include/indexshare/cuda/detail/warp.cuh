@@ -34,6 +34,25 @@ __device__ inline std::uint32_t of_lane(std::uint32_t value, int lane) {
   return result;
 }
 
+/// A number of 64 bits for each lane, to be asked of other lanes.
+class LaneNumbers {
+ public:
+  __device__ explicit LaneNumbers(std::int64_t own)
+      : low_(static_cast<std::uint32_t>(own)), high_(static_cast<std::uint32_t>(own >> 32)) {}
+
+  __device__ std::int64_t of(int lane) const {
+    std::int64_t number;
+    asm("mov.b64 %0, {%1, %2};"
+        : "=l"(number)
+        : "r"(of_lane(low_, lane)), "r"(of_lane(high_, lane)));
+    return number;
+  }
+
+ private:
+  std::uint32_t low_;
+  std::uint32_t high_;
+};
+
 }  // namespace detail
 }  // namespace v0
 }  // namespace indexshare
