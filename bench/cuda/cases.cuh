@@ -32,6 +32,7 @@ struct Work {
   double query_bytes = 0;      ///< attention: of all rows
   double slot_bytes = 0;       ///< attention: of the rows' lists of slots
   double heads_per_block = 0;  ///< attention: heads that share one read of a row
+  double key_bytes = 0;        ///< scoring: keys of all requests
   double rows_per_block = 0;   ///< scoring: query rows that share one read of a key
 };
 
@@ -217,8 +218,9 @@ Call score_call(DeviceLimits const& limits, Shape const& shape, index_t per_requ
   double const width = static_cast<double>(shape.index_heads * shape.index_dim);
   call.work.items = scores;
   call.work.flops = 2 * scores * width;
-  call.work.bytes = static_cast<double>(requests * shape.keys) * memory->keys.row_bytes() +
-                    static_cast<double>(shape.rows) * width * sizeof(Query) + 4 * scores;
+  call.work.key_bytes = static_cast<double>(requests * shape.keys) * memory->keys.row_bytes();
+  call.work.bytes =
+      call.work.key_bytes + static_cast<double>(shape.rows) * width * sizeof(Query) + 4 * scores;
   call.work.rows_per_block = static_cast<double>(indexer_plan(limits, Policy{}, shape)->rows);
   call.run = [memory, shape, stride, bytes = bytes->bytes](CudaExec const& x) {
     typename Policy::template inputs<on> const in{

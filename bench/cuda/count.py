@@ -4,9 +4,10 @@
 Called by scripts/bench.sh cuda-sim. One record per case and kernel, and one per case ("kernel": "all").
 
   global_sector_ratio     bytes of all 32-byte sectors touched, over the least possible: for scoring the unique bytes
-                          times the groups of query rows that read the keys again, for top-k the unique bytes. For
-                          attention the gathered rows alone: sectors loaded but for those of queries and slot lists,
-                          over the rows' bytes times the groups of heads that gather them again
+                          times the groups of a request's query rows that read its keys again; for top-k the unique
+                          bytes; for attention the gathered rows alone: sectors loaded but for those of queries and
+                          slot lists, over the rows' bytes times the groups of heads that gather them again
+  strict_sector_ratio     scoring, over the unique bytes and the keys alone once more for each further group of rows
   partial_ratio           attention whose keys are split: bytes of partial results written, over the gathered rows'
   shared_wavefront_ratio  shared-memory wavefronts over the conflict-free number
   mma_ratio               FLOPs of mma instructions over those of the algorithm
@@ -41,10 +42,23 @@ def number_after(word, text):
     return int(text.split(word + " ")[1].split(",")[0])
 
 
+def row_groups(work):
+    """Groups of a request's rows that read its keys."""
+    rows = number_after("rows", work["case"]) / number_after("requests", work["case"])
+    return math.ceil(rows / work["rows_per_block"])
+
+
+def strict_sector_ratio(work, counters):
+    if work["stage"] != "score":
+        return None
+    least = counters["global_unique_bytes"] + (row_groups(work) - 1) * work["key_bytes"]
+    return ratio(sector_bytes(counters), least)
+
+
 def sector_ratio(work, kernel, counters):
     unique = counters["global_unique_bytes"]
     if work["stage"] == "score":
-        return ratio(sector_bytes(counters), unique * math.ceil(number_after("rows", work["case"]) / work["rows_per_block"]))
+        return ratio(sector_bytes(counters), unique * row_groups(work))
     if work["stage"] == "attend":
         if kernel != "attend_tensor_kernel":
             return None
@@ -79,6 +93,7 @@ def record(work, kernel, counters, ptxas):
         "launches": counters["launches"],
         "blocks": counters["blocks"],
         "global_sector_ratio": sector_ratio(work, kernel, counters),
+        "strict_sector_ratio": strict_sector_ratio(work, counters),
         "partial_ratio": partial_ratio(work, kernel, counters),
         "global_bytes": sector_bytes(counters),
         "unique_bytes": counters["global_unique_bytes"],
@@ -130,12 +145,47 @@ def run_case(launcher, program, name):
             return json.loads(done.stdout), json.load(file)["kernels"]
 
 
-def print_table(records):
-    columns = ("global_sector_ratio", "partial_ratio", "shared_wavefront_ratio", "mma_ratio", "instructions_per_item")
-    print(f"{'case':46}{'kernel':22}" + "".join(f"{name.replace('_ratio', '').replace('_per_item', ''):>18}" for name in columns))
-    for row in records:
-        values = "".join(f"{'-' if row[name] is None else format(row[name], '.3f'):>18}" for name in columns)
-        print(f"{row['case']:46}{row['kernel']:22}{values}")
+def cell(value):
+    return "-" if value is None else f"{value:.2f}" if value < 5 else f"{value:.1f}"
+
+
+def merged_rows(records):
+    """One row per case: the numbers of its first kernel, and as `total` the instructions of all of them."""
+    cases = {}
+    for record in records:
+        row = cases.setdefault(record["case"], dict(record))
+        row["total"] = record["instructions_per_item"]
+    return cases.values()
+
+
+def print_tables(records):
+    """The tables of docs/performance.md."""
+    columns = {
+        "global_sector_ratio": "sectors",
+        "strict_sector_ratio": "strict",
+        "partial_ratio": "partials / KV",
+        "shared_wavefront_ratio": "waves",
+        "mma_ratio": "MMA",
+        "instructions_per_item": "instructions",
+        "total": "with merge",
+    }
+    shown = {
+        "score": ("global_sector_ratio", "strict_sector_ratio", "shared_wavefront_ratio", "mma_ratio", "instructions_per_item"),
+        "topk": ("global_sector_ratio", "shared_wavefront_ratio", "instructions_per_item"),
+        "attend": tuple(name for name in columns if name != "strict_sector_ratio"),
+    }
+    for stage, names in shown.items():
+        # top-k's kernels belong together, so its row is that of all; attention's merge is told apart
+        chosen = [row for row in records if row["stage"] == stage]
+        last = {row["case"]: row for row in chosen}
+        rows = list(last.values()) if stage == "topk" else list(merged_rows(chosen))
+        if not rows:
+            continue
+        print("| " + " | ".join([stage] + [columns[name] for name in names]) + " |")
+        print("|---" * (len(names) + 1) + "|")
+        for row in rows:
+            print("| " + " | ".join([row["case"].removeprefix(stage + " ")] + [cell(row[name]) for name in names]) + " |")
+        print()
 
 
 def main():
@@ -163,7 +213,7 @@ def main():
     with open(options.out, "w") as file:
         json.dump({"device": "h200 (emulated)", "records": records}, file, indent=1)
         file.write("\n")
-    print_table(records)
+    print_tables(records)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ int run(std::string_view name) {
     std::printf(
         "{\"stage\": \"%s\", \"case\": \"%s\", \"items\": %.0f, \"bytes\": %.0f, \"flops\": %.0f, "
         "\"gathered_bytes\": %.0f, \"query_bytes\": %.0f, \"slot_bytes\": %.0f, "
-        "\"heads_per_block\": %.0f, \"rows_per_block\": %.0f}\n",
+        "\"heads_per_block\": %.0f, \"key_bytes\": %.0f, \"rows_per_block\": %.0f}\n",
         one.stage.c_str(), one.name.c_str(), work.items, work.bytes, work.flops,
         work.gathered_bytes, work.query_bytes, work.slot_bytes, work.heads_per_block,
-        work.rows_per_block);
+        work.key_bytes, work.rows_per_block);
     return 0;
   }
   std::fprintf(stderr, "no case of this name\n");

@@ -380,7 +380,7 @@ void check_attention(AttentionCase<Query, Format> const& c, AttentionResult<Out>
         double const value = static_cast<double>(
             indexshare::to_float(got.out[at * static_cast<std::size_t>(c.value_dim) + i]));
         double const before_rounding =
-            want.out_tolerance + weight_rounding<Query, Format>(c.shape()) * want.magnitudes[i];
+            want.out_tolerance[i] + weight_rounding<Query, Format>(c.shape()) * want.magnitudes[i];
         double const bound = before_rounding + Rounding<Out>::absolute +
                              Rounding<Out>::relative * (std::abs(want.out[i]) + before_rounding);
         if (std::abs(value - want.out[i]) <= bound) continue;

@@ -107,7 +107,7 @@ struct Attended {
   std::vector<double> out;
   std::vector<double> magnitudes;  ///< of the terms of `out`, added up
   double lse = -std::numeric_limits<double>::infinity();
-  double out_tolerance = 0;  ///< before rounding to the output type
+  std::vector<double> out_tolerance;  ///< before rounding to the output type
   double lse_tolerance = 0;
 };
 
@@ -116,7 +116,7 @@ inline Attended attend(std::span<float const> q, std::vector<std::span<float con
                        index_t value_dim, double scale, float const* sink = nullptr) {
   Attended result;
   result.out.assign(static_cast<std::size_t>(value_dim), 0.0);
-  result.magnitudes = result.out;
+  result.magnitudes = result.out_tolerance = result.out;
   if (keys.empty()) return result;
   std::vector<double> logits;
   double largest = -std::numeric_limits<double>::infinity();
@@ -149,7 +149,12 @@ inline Attended attend(std::span<float const> q, std::vector<std::span<float con
   for (double& magnitude : result.magnitudes) magnitude *= factor;
   // A logit that is off by e moves each weight by a factor exp(e), and so does its total.
   auto const n = static_cast<index_t>(keys.size());
-  result.out_tolerance = largest_value * 2 * logit_error + tolerance(n, largest_value);
+  for (std::size_t v = 0; v < result.out.size(); ++v) {
+    double const magnitude = result.magnitudes[v];
+    // a weight too small for fp32 may be lost, whatever value it belongs to
+    result.out_tolerance[v] =
+        2 * logit_error * magnitude + tolerance(n, magnitude) + largest_value * 0x1p-120;
+  }
   result.lse_tolerance = logit_error + tolerance(n, 1) + tolerance(1, std::abs(result.lse));
   return result;
 }

@@ -82,14 +82,6 @@ __device__ inline void widen_codes<bf16>(std::uint32_t codes, std::uint32_t& low
 
 #endif
 
-/// Two e4m3 codes to fp16, NaN kept: for what is converted once, so plainly.
-__device__ inline std::uint32_t fp16_pair(std::uint32_t codes) {
-  auto const bits = [](std::uint32_t code) {
-    return std::uint32_t{from_float<fp16>(to_float(e4m3{static_cast<std::uint8_t>(code)})).bits};
-  };
-  return bits(codes & 0xFFu) | (bits(codes >> 8 & 0xFFu) << 16);
-}
-
 /// The bytes of `codes` that are NaN, as the highest bit of each byte; the other bits are noise.
 __device__ inline std::uint32_t nan_codes(std::uint32_t codes) {
   return (codes & 0x7F7F7F7Fu) + 0x01010101u;
