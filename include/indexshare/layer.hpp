@@ -133,6 +133,15 @@ struct SparseAttentionLayer {
     });
   }
 
+  Status check_source() const noexcept {
+    if (!Attention::reads_selection) return {};
+    std::int32_t const from = source();
+    if (from == no_source) return failure(Errc::bad_schedule, "the share policy has no source");
+    return from > layer ? failure(Errc::bad_schedule,
+                                  "the share policy's source lies above the layer", layer, from)
+                        : Status{};
+  }
+
   SelectionTag expected_tag(ForwardId id, index_t rows) const noexcept {
     return {id, static_cast<std::int32_t>(rows), source()};
   }
@@ -171,14 +180,9 @@ struct SparseAttentionLayer {
   template <Executor X>
   Status check_role(X const& x, inputs<X::space> const& in,
                     SelectionState<X::space> const& state) const noexcept {
-    std::int32_t const from = source();
-    if (from == no_source) return failure(Errc::bad_schedule, "the share policy has no source");
-    if (from > layer) {
-      return failure(Errc::bad_schedule, "the share policy's source lies above the layer", layer,
-                     from);
-    }
     if (Status const status = detail::first_failure(
-            {detail::check_value("forward of in.id (it must be given)", 0, in.id.forward),
+            {check_source(),
+             detail::check_value("forward of in.id (it must be given)", 0, in.id.forward),
              detail::check_extent("top_k of the state against shape.top_k", shape.top_k,
                                   state.top_k()),
              detail::check_at_most("rows of the batch for the state's capacity", state.rows(),
@@ -186,7 +190,7 @@ struct SparseAttentionLayer {
         !status.ok()) {
       return status;
     }
-    return from == layer ? check_full(x, in) : check_shared(in, state);
+    return is_full() ? check_full(x, in) : check_shared(in, state);
   }
 
   template <Executor X>
@@ -218,16 +222,9 @@ struct SparseAttentionLayer {
 
   template <Executor X>
   Status check_workspace(X const& x, Workspace ws) const noexcept {
-    if (std::size_t const past = misalignment(ws.data); past != 0) {
-      return failure(Errc::bad_value, "alignment of the workspace (got: bytes past a multiple)",
-                     static_cast<std::int64_t>(workspace_alignment),
-                     static_cast<std::int64_t>(past));
-    }
+    if (Status const status = detail::check_memory(ws); !status.ok()) return status;
     Result<WorkspaceSize> const need = workspace(x, ws.bytes);
-    if (!need) return need.error();
-    return ws.data == nullptr && ws.bytes > 0
-               ? failure(Errc::missing_input, "memory of the workspace")
-               : Status{};
+    return need ? Status{} : need.error();
   }
 
   template <Executor X>

@@ -17,6 +17,24 @@ constexpr Status workspace_too_small(char const* what, std::size_t minimum,
                  static_cast<std::int64_t>(got));
 }
 
+/// What any memory of a workspace must be, whatever its size.
+inline Status check_memory(Workspace ws) noexcept {
+  if (std::size_t const past = misalignment(ws.data); past != 0) {
+    return failure(Errc::bad_value, "alignment of the workspace (got: bytes past a multiple)",
+                   static_cast<std::int64_t>(workspace_alignment), static_cast<std::int64_t>(past));
+  }
+  return ws.data == nullptr && ws.bytes > 0
+             ? failure(Errc::missing_input, "memory of the workspace")
+             : Status{};
+}
+
+/// The workspace of a call that needs `bytes` of it.
+inline Status check_workspace(char const* what, Workspace ws, std::size_t bytes) noexcept {
+  if (bytes == 0) return {};
+  if (ws.bytes < bytes) return workspace_too_small(what, bytes, ws.bytes);
+  return check_memory(ws);
+}
+
 /// The most rows of a pass whose scratch, `size_of(rows)`, fits into `bytes`. `size_of` is
 /// monotone.
 template <class SizeOf>

@@ -118,8 +118,11 @@ class SelectionState {
     }
     if (top_k.n < 1)
       return refuse(failure(Errc::bad_value, "top_k of a SelectionState", 1, top_k.n));
+    if (memory.data == nullptr && memory.bytes > 0) {
+      return refuse(failure(Errc::missing_input, "memory of a SelectionState"));
+    }
     WorkspaceSize const need = size(rows, top_k);
-    if (memory.data == nullptr || memory.bytes < need.bytes) {
+    if (memory.bytes < need.bytes) {
       return refuse(failure(Errc::workspace_too_small, "memory of a SelectionState, in bytes",
                             static_cast<std::int64_t>(need.bytes),
                             static_cast<std::int64_t>(memory.bytes)));

@@ -14,6 +14,13 @@
 
 #include <unistd.h>
 
+INDEXSHARE_KERNEL void fill_shared(std::byte* out) {
+  extern __shared__ std::byte memory[];
+  memory[threadIdx.x] = std::byte{1};
+  __syncthreads();
+  if (threadIdx.x == 0) *out = memory[blockDim.x - 1];
+}
+
 namespace {
 using namespace layer_test;
 
@@ -67,6 +74,23 @@ TEST_CASE("CUDA executor: the limits are the device's, and a device that is not 
   REQUIRE_FALSE(none.has_value());
   CHECK(none.error().code == Errc::backend_error);
   CHECK(none.error().cuda_error == static_cast<int>(cudaErrorInvalidDevice));
+  CHECK(cudaGetLastError() == cudaSuccess);  // nobody else's launch is blamed for it
+}
+
+// The opt-in is the kernel's, for all threads of the process: a launch with less must not lower it
+// between another thread's opt-in and its launch.
+TEST_CASE("CUDA executor: a kernel's opt-in to shared memory is the same for every launch",
+          "[exec]") {
+  test::Cuda const x;
+  test::Guarded<std::byte> out(1);
+  for (int const bytes : {96 * 1024, 64 * 1024, 80 * 1024}) {
+    REQUIRE(detail::launch(x, "fill_shared", fill_shared, {dim3(1), 32, bytes}, out.data()).ok());
+    test::finish(x);
+    cudaFuncAttributes attributes{};
+    test::require(cudaFuncGetAttributes(&attributes, fill_shared));
+    CHECK(attributes.maxDynamicSharedSizeBytes == x.limits().shared_memory_bytes);
+  }
+  CHECK(out[0] == std::byte{1});
 }
 
 // ---- refusals

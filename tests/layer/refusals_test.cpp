@@ -298,7 +298,8 @@ TEST_CASE("DIAG: memory that does not do for a state is refused", "[refusals]") 
   CHECK_THAT(make({memory.data(), bytes - 1}, 10, 6),
              refused(Errc::workspace_too_small, "SelectionState")
                  .naming(static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(bytes) - 1));
-  CHECK_THAT(make({nullptr, bytes}, 10, 6), refused(Errc::workspace_too_small, "SelectionState"));
+  CHECK_THAT(make({nullptr, bytes}, 10, 6), refused(Errc::missing_input, "SelectionState"));
+  CHECK_THAT(make({}, 10, 6), refused(Errc::workspace_too_small, "SelectionState"));
   CHECK_THAT(make({memory.data() + 4, bytes}, 9, 6), refused(Errc::bad_value, "alignment"));
   CHECK_THAT(make({memory.data(), bytes}, -1, 6),
              refused(Errc::bad_value, "rows of a SelectionState").naming(0, -1));

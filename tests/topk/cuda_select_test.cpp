@@ -356,7 +356,10 @@ TEST_CASE("CUDA top-k: refusals come before any launch", "[topk]") {
   CHECK(status.code == Errc::workspace_too_small);
   CHECK(status.got == static_cast<std::int64_t>(need->bytes / 2));
   CHECK(call(x, {}).code == Errc::workspace_too_small);
-  test::Scratch enough(*need);
+  test::Scratch enough(WorkspaceSize{need->bytes + 4});
+  Workspace const shifted{static_cast<std::byte*>(enough.get().data) + 4, need->bytes};
+  CHECK(call(x, shifted).code == Errc::bad_value);
+  CHECK(call(x, {nullptr, need->bytes}).code == Errc::missing_input);
   DeviceLimits old = x.limits();
   old.compute_capability = 75;
   CHECK(call(CudaExec(x.stream(), old), enough.get()).code == Errc::unsupported);

@@ -182,8 +182,10 @@ TEST_CASE("append: shapes are refused by name", "[cache]") {
           "requests");
   auto narrow = s.view();
   narrow.lanes = 4;
-  refuses(append_rows(x, rows, numbers(2), numbers(2), s.pages(), narrow), Errc::bad_shape,
-          "lanes");
+  Status const lanes = append_rows(x, rows, numbers(2), numbers(2), s.pages(), narrow);
+  refuses(lanes, Errc::bad_shape, "lanes of the cache");
+  CHECK(lanes.expected == Setup<float>::lanes);
+  CHECK(lanes.got == 4);
   auto pages = s.pages();
   pages.page_size = 2;
   refuses(append_rows(x, rows, numbers(2), numbers(2), pages, s.view()), Errc::bad_shape,

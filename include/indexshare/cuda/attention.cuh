@@ -188,9 +188,9 @@ noexcept {
   if (plan->splits > 1) {
     WorkspaceCarver carver(ws);
     partials = carve_attend(carver, rows.count * plan->splits, shape.heads, shape.value_dim);
-    if (ws.bytes < carver.size().bytes) {
-      return workspace_too_small("workspace of the attention, in bytes", carver.size().bytes,
-                                 ws.bytes);
+    if (Status const status = check_workspace(attention_workspace_name, ws, carver.size().bytes);
+        !status.ok()) {
+      return status;
     }
   }
   return attend_rows(x, *plan, on_tensor_cores(operands, shape),

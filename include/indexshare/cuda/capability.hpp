@@ -23,7 +23,7 @@ inline namespace v0 {
 /// One kernel of a layer call.
 struct KernelUse {
   char const* name = "";
-  int shared_bytes = 0;  ///< dynamic shared memory of a block, at most
+  int shared_bytes = 0;  ///< dynamic shared memory of a block
 };
 
 /// One stage of a layer call: a range of its kernels, in order. Without kernels it does not run.
@@ -118,10 +118,12 @@ Status add_attention(CudaPlanner const& device, Attention const& attention, Shap
 
 }  // namespace detail
 
-/// What `layer.run` launches for any batch within `layer.shape` on a device with these limits, in a
-/// workspace of at most `budget` bytes; or the Status with which `layer.workspace` of a CudaExec
-/// refuses the layer, and `layer.run` too. It is made of the same plans. Kernels that only hand a
-/// selection on (slots, tags) run on every device and are not listed.
+/// What `layer.run` launches for a batch of `layer.shape.rows` rows on a device with these limits,
+/// in a workspace of at most `budget` bytes (smaller batches may take other blocks, which fit,
+/// too); or the Status with which `layer.workspace` of a CudaExec refuses the layer, and
+/// `layer.run` too. It is made of the same plans. Kernels that only hand a selection on (slots,
+/// tags) run on every device and are not listed. Of the schedule it only asks
+/// whether the layer is full: one without a source is refused by `layer.run` alone.
 ///
 /// Policies outside the library need a size function that takes a CudaPlanner and a plan function,
 /// `topk_plan(limits, policy, shape) -> Result<StageUse>` and so on.

@@ -13,7 +13,7 @@ inline namespace v0 {
 /// on it, on any machine; `device_limits` (cuda/exec.cuh) reads it from a device.
 struct DeviceLimits {
   int compute_capability = 0;   ///< 10 * major + minor: 80, 86, 89, 90, 100, 120, 121
-  int multiprocessors = 0;      ///< SMs; they shape grids, never results
+  int multiprocessors = 0;      ///< SMs; they shape grids, never results, and count as 1 at least
   int shared_memory_bytes = 0;  ///< most that one block may opt in to
 
   friend constexpr bool operator==(DeviceLimits const&, DeviceLimits const&) noexcept = default;

@@ -37,7 +37,10 @@ inline Result<DeviceLimits> device_limits(int device) noexcept {
         Query{&limits.multiprocessors, cudaDevAttrMultiProcessorCount},
         Query{&limits.shared_memory_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin}}) {
     cudaError_t const error = cudaDeviceGetAttribute(query.value, query.attribute, device);
-    if (error != cudaSuccess) return refuse(cuda_failure(error, "attribute of the device"));
+    if (error != cudaSuccess) {
+      cudaGetLastError();  // reported here, and to nobody else's next call
+      return refuse(cuda_failure(error, "attribute of the device"));
+    }
   }
   limits.compute_capability = 10 * major + minor;
   return limits;

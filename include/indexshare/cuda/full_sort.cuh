@@ -134,10 +134,10 @@ Status topk_select(CudaExec const& x, FullSortTopK policy,
   Shape const shape = topk_shape<Score>(scores, out);
   auto const plan = topk_plan(x.limits(), policy, shape);
   if (!plan) return plan.error();
-  if (plan->workspace.bytes > ws.bytes) {
-    return failure(Errc::workspace_too_small, "workspace of the full sort, in bytes",
-                   static_cast<std::int64_t>(plan->workspace.bytes),
-                   static_cast<std::int64_t>(ws.bytes));
+  if (Status const status =
+          check_workspace("workspace of the full sort, in bytes", ws, plan->workspace.bytes);
+      !status.ok()) {
+    return status;
   }
   WorkspaceCarver carver(ws);
   FullSortBuffers const buffers = carve_full_sort(carver, shape);

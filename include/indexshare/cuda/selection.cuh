@@ -78,11 +78,16 @@ inline Status gather_selection(CudaExec const& x,
 
 namespace detail {
 
+/// Member by member: the bytes between them are never written.
+__device__ inline void copy_tag(SelectionTag const& tag, SelectionTag& target) {
+  target.id.forward = tag.id.forward;
+  target.id.batch = tag.id.batch;
+  target.rows = tag.rows;
+  target.source_layer = tag.source_layer;
+}
+
 INDEXSHARE_KERNEL void write_tag_kernel(SelectionTag tag, SelectionTag* stored) {
-  stored->id.forward = tag.id.forward;
-  stored->id.batch = tag.id.batch;
-  stored->rows = tag.rows;
-  stored->source_layer = tag.source_layer;
+  copy_tag(tag, *stored);
 }
 
 INDEXSHARE_KERNEL void compare_tag_kernel(SelectionTag expected, std::int32_t layer,
@@ -90,8 +95,8 @@ INDEXSHARE_KERNEL void compare_tag_kernel(SelectionTag expected, std::int32_t la
   if (*stored == expected) return;
   if (atomicAdd(&mismatch->found, 1u) != 0) return;  // whoever counts first describes its own
   mismatch->layer = layer;
-  mismatch->expected = expected;
-  mismatch->got = *stored;
+  copy_tag(expected, mismatch->expected);
+  copy_tag(*stored, mismatch->got);
 }
 
 }  // namespace detail

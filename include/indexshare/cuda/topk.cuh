@@ -32,10 +32,10 @@ Status radix_select(CudaExec const& x, ScoreView<Space::device, Score const> con
   auto const plan = plan_topk<Narrow, Wide>(x.limits(), shape,
                                             rows_begin_lines(scores) ? 0 : most_line_elements - 1);
   if (!plan) return plan.error();
-  if (plan->workspace.bytes > ws.bytes) {
-    return failure(Errc::workspace_too_small, "workspace of top-k, in bytes",
-                   static_cast<std::int64_t>(plan->workspace.bytes),
-                   static_cast<std::int64_t>(ws.bytes));
+  if (Status const status =
+          check_workspace("workspace of top-k, in bytes", ws, plan->workspace.bytes);
+      !status.ok()) {
+    return status;
   }
   TopKRows<Score> const rows = topk_rows<Score>(scores, lengths, out);
   WorkspaceCarver carver(ws);

@@ -28,7 +28,7 @@ Status check_append(Tensor<S, Row const, 2> const& rows, LengthView<S> const& po
                     LengthView<S> const& requests, PageTable<S> const& pages,
                     MutableCacheView<S, format::Plain<T>> const& cache) noexcept {
   constexpr CacheNames names{"memory of the cache to append to",
-                             "lanes of the rows to append",
+                             "lanes of the cache against the rows to append",
                              "block size of the cache against the table's page_size",
                              "blocks of the cache (slots are int32)",
                              "strides of the cache",

@@ -28,8 +28,10 @@ Status launch(CudaExec const& x, char const* what, void (*kernel)(Parameters...)
               LaunchShape const& shape, Arguments const&... arguments) noexcept {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return {};
   if (shape.shared_bytes > plain_shared_bytes) {
+    // The opt-in belongs to the kernel, not to the launch: always the same one, so that a thread
+    // with a smaller launch takes nothing from another between its opt-in and its launch.
     cudaError_t const error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, x.limits().shared_memory_bytes);
     if (error != cudaSuccess) return cuda_failure(error, what);
   }
   cudaLaunchConfig_t config{};
