@@ -133,15 +133,6 @@ struct SparseAttentionLayer {
     });
   }
 
-  Status check_source() const noexcept {
-    if (!Attention::reads_selection) return {};
-    std::int32_t const from = source();
-    if (from == no_source) return failure(Errc::bad_schedule, "the share policy has no source");
-    return from > layer ? failure(Errc::bad_schedule,
-                                  "the share policy's source lies above the layer", layer, from)
-                        : Status{};
-  }
-
   SelectionTag expected_tag(ForwardId id, index_t rows) const noexcept {
     return {id, static_cast<std::int32_t>(rows), source()};
   }
@@ -180,9 +171,14 @@ struct SparseAttentionLayer {
   template <Executor X>
   Status check_role(X const& x, inputs<X::space> const& in,
                     SelectionState<X::space> const& state) const noexcept {
+    std::int32_t const from = source();
+    if (from == no_source) return failure(Errc::bad_schedule, "the share policy has no source");
+    if (from > layer) {
+      return failure(Errc::bad_schedule, "the share policy's source lies above the layer", layer,
+                     from);
+    }
     if (Status const status = detail::first_failure(
-            {check_source(),
-             detail::check_value("forward of in.id (it must be given)", 0, in.id.forward),
+            {detail::check_value("forward of in.id (it must be given)", 0, in.id.forward),
              detail::check_extent("top_k of the state against shape.top_k", shape.top_k,
                                   state.top_k()),
              detail::check_at_most("rows of the batch for the state's capacity", state.rows(),
@@ -190,7 +186,7 @@ struct SparseAttentionLayer {
         !status.ok()) {
       return status;
     }
-    return is_full() ? check_full(x, in) : check_shared(in, state);
+    return from == layer ? check_full(x, in) : check_shared(in, state);
   }
 
   template <Executor X>

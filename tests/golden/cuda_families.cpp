@@ -40,15 +40,8 @@ class Mirror {
   template <class View>
   auto operator()(View const& view) {
     using T = std::remove_const_t<typename View::element_type>;
-    constexpr std::size_t rank = View::rank();
-    cuda::std::array<index_t, rank> extents{};
-    cuda::std::array<index_t, rank> strides{};
-    for (std::size_t i = 0; i < rank; ++i) {
-      extents[i] = view.extent(i);
-      strides[i] = view.stride(i);
-    }
-    T const* const data = copy(view.data_handle(), view.mapping().required_span_size());
-    return indexshare::make_strided<device, T const, rank>(data, extents, strides);
+    return Tensor<device, T const, View::rank()>(
+        copy(view.data_handle(), view.mapping().required_span_size()), view.mapping());
   }
   auto operator()(indexshare::CacheView<host, SerialRun::Format> const& cache) {
     return indexshare::CacheView<device, SerialRun::Format>{

@@ -4,9 +4,9 @@
 #include <indexshare/attention/mla.hpp>
 #include <indexshare/concepts.hpp>
 #include <indexshare/cuda/attention_plan.hpp>
-#include <indexshare/cuda/detail/attend_words.cuh>
 #include <indexshare/cuda/detail/mma.cuh>
 #include <indexshare/cuda/detail/warp.cuh>
+#include <indexshare/cuda/detail/words.cuh>
 
 #include <cstddef>
 #include <cstdint>
@@ -24,8 +24,6 @@ __device__ inline std::uint32_t thread_again() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
-
-__device__ inline float minus_infinity() { return __int_as_float(0xFF800000); }
 
 /// The keys of all rows: lists of slots (a group plan), or with `dense` all positions below the
 /// row's length, mapped by the page table.
@@ -143,15 +141,7 @@ __device__ inline AttendPlace place_of_block(Call const& call, int heads_per_blo
   return place;
 }
 
-/// 16 bytes from a global address, past L1; with `bytes` 0 zeros and no read.
-template <int Ahead>
-__device__ inline void copy_async_16_at(std::uint32_t target, std::uint64_t source,
-                                        std::uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global [%0 + %3], [%1 + %3], 16, %2;" ::"r"(target), "l"(source),
-               "r"(bytes), "n"(Ahead)
-               : "memory");
-}
-/// The same where `a` is not below `b`.
+/// copy_async_16_at with one distance, where `a` is not below `b`.
 template <int Ahead>
 __device__ inline void copy_async_16_if(std::uint32_t a, std::uint32_t b, std::uint32_t target,
                                         std::uint64_t source, std::uint32_t bytes) {
@@ -182,9 +172,12 @@ __device__ inline void copy_line(std::uint32_t target, std::byte const* source, 
   } else {
     static_assert(Pieces % 8 == 0);
     from += 16 * column;
-    copy_async_16_at<0>(target, from, bytes);
+    copy_async_16_at<0, 0>(target, from, bytes);
   }
-  for_constants<whole - 1>([&](auto i) { copy_async_16_at<128 * (i + 1)>(target, from, bytes); });
+  for_constants<whole - 1>([&](auto i) {
+    constexpr int ahead = 128 * (i + 1);
+    copy_async_16_at<ahead, ahead>(target, from, bytes);
+  });
 }
 
 /// Four bytes from an address with the given alignment.

@@ -4,6 +4,8 @@
 #include <indexshare/cuda/detail/mma.cuh>
 #include <indexshare/cuda/detail/score_fragments.cuh>
 #include <indexshare/cuda/detail/score_rows.cuh>
+#include <indexshare/cuda/detail/warp.cuh>
+#include <indexshare/cuda/detail/words.cuh>
 #include <indexshare/cuda/indexer_plan.hpp>
 
 #include <cstddef>
@@ -49,20 +51,6 @@ __device__ inline uint4 load_16(std::byte const* source, int alignment) {
   return alignment == 2 ? gather_16<2>(source) : gather_16<1>(source);
 }
 
-__device__ inline void store_16(std::uint32_t target, uint4 value) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(target), "r"(value.x), "r"(value.y),
-               "r"(value.z), "r"(value.w)
-               : "memory");
-}
-__device__ inline uint4 load_16_shared(std::uint32_t source) {
-  uint4 value;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "r"(source)
-               : "memory");
-  return value;
-}
-
 /// Copies 16 bytes to shared memory, asynchronously where the alignment allows it; zeros without
 /// reading if not `valid`.
 __device__ inline void copy_16(std::uint32_t target, std::byte const* source, bool valid,
@@ -74,7 +62,7 @@ __device__ inline void copy_16(std::uint32_t target, std::byte const* source, bo
   } else if (alignment == 4) {
     for (unsigned i = 0; i < 16; i += 4) copy_async_small<4>(target + i, source + i, valid);
   } else {
-    store_16(target, valid ? load_16(source, alignment) : make_uint4(0, 0, 0, 0));
+    store_words4(target, valid ? load_16(source, alignment) : make_uint4(0, 0, 0, 0));
   }
 }
 
@@ -215,13 +203,13 @@ class QueryLoader {
     uint4 odd{};
     if constexpr (sizeof(Query) == 2) {
       if (!exists) return;
-      uint4 const low = load_16_shared(at);
-      uint4 const high = load_16_shared(at ^ 16);
+      uint4 const low = load_words4(at);
+      uint4 const high = load_words4(at ^ 16);
       even = make_uint4(low.x, low.z, high.x, high.z);
       odd = make_uint4(low.y, low.w, high.y, high.w);
     } else {
       uint4 codes{};
-      if (exists) codes = load_16_shared(line + piece_at(number, first_copied() + group));
+      if (exists) codes = load_words4(line + piece_at(number, first_copied() + group));
       widen_queries(codes.x, even.x, odd.x);
       widen_queries(codes.y, even.y, odd.y);
       widen_queries(codes.z, even.z, odd.z);
@@ -229,8 +217,8 @@ class QueryLoader {
       __syncwarp();
       if (!exists) return;
     }
-    store_16(at, even);
-    store_16(at ^ 16, odd);
+    store_words4(at, even);
+    store_words4(at ^ 16, odd);
   }
 
   ScoreCall<Query, KeyFormat> const& call_;
@@ -287,7 +275,7 @@ class KeyStream {
   __device__ float* scales(int stage) const {
     return reinterpret_cast<float*>(buffer(stage) + keys * lines_.key_line());
   }
-  __device__ static float absent() { return -__int_as_float(0x7F800000); }
+  __device__ static float absent() { return minus_infinity(); }
 
  private:
   static constexpr int keys = ScoreBlock::warp_keys;

@@ -3,6 +3,7 @@
 
 #include <indexshare/cuda/detail/mma.cuh>
 #include <indexshare/cuda/detail/score_rows.cuh>
+#include <indexshare/cuda/detail/words.cuh>
 #include <indexshare/cuda/indexer_plan.hpp>
 
 #include <cstddef>
@@ -155,7 +156,7 @@ INDEXSHARE_KERNEL void score_scalar_kernel(
     float const score = scores.score(call.request.rows.first + place);
     std::uint32_t const position = tile.first() + static_cast<std::uint32_t>(key);
     if (has_key && position < length) {
-      call.scores(place, position) = exists[key] != 0 ? score : -__int_as_float(0x7F800000);
+      call.scores(place, position) = exists[key] != 0 ? score : minus_infinity();
     }
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <indexshare/cuda/detail/warp.cuh>
 #include <indexshare/cuda/topk_plan.hpp>
 #include <indexshare/dims.hpp>
 
@@ -14,8 +15,6 @@
 namespace indexshare {
 inline namespace v0 {
 namespace detail {
-
-inline constexpr std::uint32_t whole_warp = 0xFFFFFFFFu;
 
 __device__ inline std::uint32_t warp_lane() { return threadIdx.x % 32; }
 __device__ inline std::uint32_t warp_index() { return threadIdx.x / 32; }
@@ -41,7 +40,7 @@ struct BlockSum {
 
 __device__ inline std::uint32_t inclusive_warp_sum(std::uint32_t value) {
   for (int step = 1; step < 32; step *= 2) {
-    std::uint32_t const other = __shfl_up_sync(whole_warp, value, static_cast<unsigned>(step));
+    std::uint32_t const other = __shfl_up_sync(full_warp, value, static_cast<unsigned>(step));
     if (warp_lane() >= static_cast<std::uint32_t>(step)) value += other;
   }
   return value;
@@ -52,7 +51,7 @@ struct WarpSums {
   std::uint32_t inclusive;  ///< of the warps up to number warp_lane()
 
   __device__ std::uint32_t through(std::uint32_t warp) const {
-    return __shfl_sync(whole_warp, inclusive, static_cast<int>(warp));
+    return __shfl_sync(full_warp, inclusive, static_cast<int>(warp));
   }
 };
 template <class T>
@@ -67,7 +66,7 @@ template <class T>
 __device__ BlockSum block_sum(TopKScratch<T>& scratch, std::uint32_t value) {
   std::uint32_t const inclusive = inclusive_warp_sum(value);
   WarpSums const warps = sum_of_warps(scratch, inclusive);
-  std::uint32_t const own = __shfl_sync(whole_warp, inclusive, 31);
+  std::uint32_t const own = __shfl_sync(full_warp, inclusive, 31);
   return {warps.through(warp_index()) - own + inclusive - value,
           warps.through(T::threads / 32 - 1)};
 }
@@ -164,7 +163,7 @@ __device__ TopKMarks<T> mark(TopKScratch<T>& scratch, std::uint32_t count, Wante
   std::uint32_t const words = (count + 31) / 32;
   for (std::uint32_t word = warp_index(); word < words; word += warps) {
     std::uint32_t const i = 32 * word + warp_lane();
-    std::uint32_t const set = __ballot_sync(whole_warp, i < count && wanted(i));
+    std::uint32_t const set = __ballot_sync(full_warp, i < count && wanted(i));
     if (warp_lane() == 0) bits[word] = set;
   }
   std::uint32_t total = 0;

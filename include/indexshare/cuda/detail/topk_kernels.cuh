@@ -276,12 +276,12 @@ __device__ std::uint32_t stage_survivors(Score const (&scores)[Steps], std::uint
 #pragma unroll
   for (std::uint32_t i = 0; i < Steps; ++i) {
     bool survives = !(score_value(scores[i]) < least);
-    if (!__any_sync(whole_warp, survives)) continue;
+    if (!__any_sync(full_warp, survives)) continue;
     std::uint32_t const s = start + 32 * i;
     std::uint32_t const key = score_key(scores[i]);
     survives = s < threshold.length &&
                (key > threshold.key || (key == threshold.key && s <= threshold.position));
-    std::uint32_t const survivors = __ballot_sync(whole_warp, survives);
+    std::uint32_t const survivors = __ballot_sync(full_warp, survives);
     if (survives) {
       std::uint32_t const at =
           warp_index() * staged.stride + found +

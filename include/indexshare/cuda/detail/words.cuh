@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <type_traits>
 
-/// @file Words of attention: pairs of 16-bit values, and shared memory by 32-bit addresses, with
-/// the distance in the instruction.
+/// @file Words: pairs of 16-bit values, and shared memory by 32-bit addresses, with the distance in
+/// the instruction.
 
 namespace indexshare {
 inline namespace v0 {
 namespace detail {
+
+__device__ inline float minus_infinity() { return __int_as_float(0xFF800000); }
 
 template <class T>
 __device__ inline std::uint32_t pack_pair(float low, float high) {
@@ -69,6 +71,15 @@ __device__ inline uint2 load_words2(std::uint32_t address) {
   uint2 x;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2 + %3];"
                : "=r"(x.x), "=r"(x.y)
+               : "r"(address), "n"(Ahead)
+               : "memory");
+  return x;
+}
+template <int Ahead = 0>
+__device__ inline uint4 load_words4(std::uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4 + %5];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                : "r"(address), "n"(Ahead)
                : "memory");
   return x;
