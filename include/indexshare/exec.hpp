@@ -5,6 +5,7 @@
 #include <indexshare/views.hpp>
 
 #include <concepts>
+#include <cstdint>
 
 namespace indexshare {
 inline namespace v0 {
@@ -41,12 +42,23 @@ struct SerialFor {
   }
 };
 
+/// Instruction sets that the host's kernels are compiled for, whatever flags a translation unit is
+/// compiled with. Scores and outputs of two of them differ by rounding; selections of the same
+/// scores do not.
+enum class HostIsa : std::uint8_t {
+  automatic,  ///< the best one that the processor has
+  portable,   ///< vectors of 4 floats: SSE2 on x86-64, NEON on AArch64
+  avx2,       ///< AVX2 with FMA and F16C
+  avx512,     ///< AVX-512 F, BW, DQ and VL, beside AVX2's
+};
+
 /// Host execution on the caller's threads; serial by default. Results do not depend on the
-/// parallel-for or its concurrency.
+/// parallel-for or its concurrency. A call refuses an instruction set that the processor lacks.
 template <ParallelFor PF = SerialFor>
 struct HostExec {
   static constexpr Space space = Space::host;
   PF parallel_for{};
+  HostIsa isa = HostIsa::automatic;
 };
 static_assert(Executor<HostExec<>> && ParallelFor<SerialFor>);
 
