@@ -38,7 +38,7 @@ struct DemoOutcome {
 
 namespace report_detail {
 
-/// The columns of the three stages: milliseconds, or rows where there are no times.
+/// The columns of the two stages: milliseconds, or rows where there are no times.
 struct StageColumns {
   bool timed;
 
@@ -54,35 +54,29 @@ struct StageColumns {
 };
 
 inline void print_stack(char const* title, StackReport const& stack, StageColumns columns) {
-  std::printf("\n%s\n%6s  %-6s %6s %12s %12s %14s %14s\n", title, "layer", "role", "source",
-              columns.heading("indexer").c_str(), columns.heading("top-k").c_str(),
-              columns.heading("attention").c_str(), "keys per row");
+  std::printf("\n%s\n%6s  %-6s %6s %14s %14s %14s\n", title, "layer", "role", "source",
+              columns.heading("selection").c_str(), columns.heading("attention").c_str(),
+              "keys per row");
   for (auto const& [number, layer] : stack.layers) {
-    std::printf("%6d  %-6s %6d %12s %12s %14s %14.1f\n", number, layer.role.c_str(), layer.source,
-                columns.cell(layer.indexer).c_str(), columns.cell(layer.topk).c_str(),
-                columns.cell(layer.attention).c_str(),
+    std::printf("%6d  %-6s %6d %14s %14s %14.1f\n", number, layer.role.c_str(), layer.source,
+                columns.cell(layer.selection).c_str(), columns.cell(layer.attention).c_str(),
                 static_cast<double>(layer.selected) / static_cast<double>(layer.rows));
   }
 }
 
 inline void print_totals_heading(StageColumns columns) {
-  std::printf("\n%-12s %14s %12s %12s %14s", "totals", "indexer calls",
-              columns.heading("indexer").c_str(), columns.heading("top-k").c_str(),
-              columns.heading("attention").c_str());
+  std::printf("\n%-12s %14s %14s %14s", "totals", "indexer calls",
+              columns.heading("selection").c_str(), columns.heading("attention").c_str());
   if (columns.timed) std::printf(" %12s", "sum ms");
   std::printf("\n");
 }
 
 inline void print_totals(char const* name, StackReport const& stack, StageColumns columns) {
-  Meter const indexer = stack.total(&LayerReport::indexer);
-  Meter const topk = stack.total(&LayerReport::topk);
+  Meter const selection = stack.total(&LayerReport::selection);
   Meter const attention = stack.total(&LayerReport::attention);
-  std::printf("%-12s %14lld %12s %12s %14s", name, static_cast<long long>(indexer.calls),
-              columns.cell(indexer).c_str(), columns.cell(topk).c_str(),
-              columns.cell(attention).c_str());
-  if (columns.timed) {
-    std::printf(" %12.1f", indexer.milliseconds + topk.milliseconds + attention.milliseconds);
-  }
+  std::printf("%-12s %14lld %14s %14s", name, static_cast<long long>(selection.calls),
+              columns.cell(selection).c_str(), columns.cell(attention).c_str());
+  if (columns.timed) std::printf(" %12.1f", selection.milliseconds + attention.milliseconds);
   std::printf("\n");
 }
 
@@ -146,10 +140,8 @@ inline void print_check(DemoOutcome const& outcome) {
               outcome.golden ? "" : " (without transformers' fixture)");
 }
 
-inline void add_times(nlohmann::json& object, Meter const& indexer, Meter const& topk,
-                      Meter const& attention) {
-  object["indexer_ms"] = indexer.milliseconds;
-  object["topk_ms"] = topk.milliseconds;
+inline void add_times(nlohmann::json& object, Meter const& selection, Meter const& attention) {
+  object["selection_ms"] = selection.milliseconds;
   object["attention_ms"] = attention.milliseconds;
 }
 
@@ -157,17 +149,14 @@ inline nlohmann::json json_of(StackReport const& stack, StageColumns columns) {
   nlohmann::json layers = nlohmann::json::array();
   for (auto const& [number, layer] : stack.layers) {
     nlohmann::json entry = {{"layer", number},        {"role", layer.role},
-                            {"source", layer.source}, {"indexer_calls", layer.indexer.calls},
+                            {"source", layer.source}, {"indexer_calls", layer.selection.calls},
                             {"rows", layer.rows},     {"keys_selected", layer.selected}};
-    if (columns.timed) add_times(entry, layer.indexer, layer.topk, layer.attention);
+    if (columns.timed) add_times(entry, layer.selection, layer.attention);
     layers.push_back(entry);
   }
-  Meter const indexer = stack.total(&LayerReport::indexer);
-  nlohmann::json report = {{"indexer_calls", indexer.calls}, {"layers", layers}};
-  if (columns.timed) {
-    add_times(report, indexer, stack.total(&LayerReport::topk),
-              stack.total(&LayerReport::attention));
-  }
+  Meter const selection = stack.total(&LayerReport::selection);
+  nlohmann::json report = {{"indexer_calls", selection.calls}, {"layers", layers}};
+  if (columns.timed) add_times(report, selection, stack.total(&LayerReport::attention));
   return report;
 }
 
@@ -188,8 +177,8 @@ inline void print_report(DemoOutcome const& outcome) {
   if (settings.share_off) print_totals("sharing off", outcome.result.off, columns);
   if (settings.share_on) print_totals("sharing on", outcome.result.on, columns);
   if (settings.share_off && settings.share_on) {
-    auto const calls = outcome.result.off.total(&LayerReport::indexer).calls;
-    auto const made = outcome.result.on.total(&LayerReport::indexer).calls;
+    auto const calls = outcome.result.off.total(&LayerReport::selection).calls;
+    auto const made = outcome.result.on.total(&LayerReport::selection).calls;
     std::printf("indexer calls made with sharing %lld, saved %lld\n", static_cast<long long>(made),
                 static_cast<long long>(calls - made));
   }

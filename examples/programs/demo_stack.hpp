@@ -23,8 +23,7 @@ namespace programs {
 struct LayerReport {
   std::string role;
   std::int32_t source = 0;
-  Meter indexer;
-  Meter topk;
+  Meter selection;
   Meter attention;
   std::int64_t rows = 0;
   std::int64_t selected = 0;
@@ -75,11 +74,9 @@ class DemoStack {
   template <class Share>
   void run(Share const& share, std::int32_t number, std::int32_t layer, Phase const& phase,
            indexshare::ForwardId id, State& state, LayerReport& report, DemoChecker& checker) {
-    using Layer = indexshare::SparseAttentionLayer<MeteredIndexer<Indexer>,
-                                                   MeteredTopK<indexshare::RadixTopK>, Share,
-                                                   MeteredAttention<Attention>>;
-    Layer const module{
-        {{}, &report.indexer}, {{}, &report.topk}, share, {{}, &report.attention}, shape_, number};
+    using Layer = indexshare::SparseAttentionLayer<MeteredIndexer<Indexer>, indexshare::RadixTopK,
+                                                   Share, MeteredAttention<Attention>>;
+    Layer const module{{{}, &report.selection}, {}, share, {{}, &report.attention}, shape_, number};
     Call const call{
         {data_, shape_, layer, phase.rows, model_.learnable_sink}, {phase.rows, pages_}, layer, id};
     indexshare::Rows const rows{static_cast<index_t>(phase.rows.size())};

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <indexshare/concepts.hpp>
+#include <indexshare/select.hpp>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 
 /// @file Policies that wrap a policy, count its calls and time it: the layer has no hook, and needs
@@ -13,8 +15,7 @@ namespace programs {
 
 /// What one stage of the layers did.
 struct Meter {
-  /// Calls of the layer: one that is split into passes counts once, by its first rows. A top-k is
-  /// not told which rows of the call it gets, so there each pass counts.
+  /// Calls of the layer: one that is split into passes counts once, by its first rows.
   std::int64_t calls = 0;
   std::int64_t rows = 0;
   double milliseconds = 0;  ///< of the calls; a back end that only enqueues is not waited for
@@ -32,6 +33,8 @@ struct Meter {
   }
 };
 
+/// An indexer whose selections are metered: `select` is what a layer calls, and what a back end may
+/// fuse, so it is measured as one.
 template <class P>
 struct MeteredIndexer {
   using score_type = typename P::score_type;
@@ -58,28 +61,22 @@ indexshare::Status indexer_score(
     indexshare::RowBatch<X::space> const& batch, indexshare::ScoreRequest const& request,
     indexshare::ScoreView<X::space, typename P::score_type> const& scores,
     indexshare::Workspace ws) noexcept {
-  return p.meter->measure(request.rows, [&]() noexcept {
-    return indexer_score(x, p.policy, in, batch, request, scores, ws);
-  });
+  return indexer_score(x, p.policy, in, batch, request, scores, ws);
 }
-
-template <class P>
-struct MeteredTopK {
-  P policy{};
-  Meter* meter = nullptr;
-};
-template <class X, class P>
-auto topk_workspace(X const& x, MeteredTopK<P> const& p, indexshare::Shape const& shape) noexcept {
-  return topk_workspace(x, p.policy, shape);
+template <class X, class P, class TopK>
+auto select_workspace(X const& x, MeteredIndexer<P> const& p, TopK const& topk,
+                      indexshare::Shape const& shape, std::size_t budget) noexcept {
+  return select_workspace(x, p.policy, topk, shape, budget);
 }
-template <class X, class P, class Score>
-indexshare::Status topk_select(X const& x, MeteredTopK<P> const& p,
-                               indexshare::Tensor<X::space, Score, 2> const& scores,
-                               indexshare::LengthView<X::space> const& lengths,
-                               indexshare::SelectionView<X::space> const& out,
-                               indexshare::Workspace ws) noexcept {
-  return p.meter->measure({0, scores.extent(0)}, [&]() noexcept {
-    return topk_select(x, p.policy, scores, lengths, out, ws);
+template <class X, class P, class TopK>
+indexshare::Status select(X const& x, MeteredIndexer<P> const& p, TopK const& topk,
+                          typename P::template inputs<X::space> const& in,
+                          indexshare::RowBatch<X::space> const& batch,
+                          indexshare::Shape const& shape,
+                          indexshare::SelectionView<X::space> const& out,
+                          indexshare::Workspace ws) noexcept {
+  return p.meter->measure({0, batch.count()}, [&]() noexcept {
+    return select(x, p.policy, topk, in, batch, shape, out, ws);
   });
 }
 

@@ -29,6 +29,12 @@ struct IndexKeyE4m3 {
   using storage = std::byte;
 };
 
+/// Index keys of 1 signed byte per lane and one fp32 scale, in the layout of IndexKeyE4m3. value =
+/// code * scale, for all codes from -128 to 127.
+struct IndexKeyInt8 {
+  using storage = std::byte;
+};
+
 /// Latent rows of e4m3 codes, one fp32 scale per `tile` codes, then bf16 rotary lanes (512 + 16 +
 /// 128 = 656 bytes). value = code * scale. @source FlashMLA README, commit 9241ae3
 struct LatentE4m3 {
@@ -114,6 +120,15 @@ constexpr auto make_index_key_e4m3_cache(Byte* data, Pages pages, PageSize page_
       data, pages.n, page_size.n, lanes.n, page_size.n * (lanes.n + 4), lanes.n, {}};
 }
 
+/// Index keys in int8 with scales, pages of page_size * (lanes + 4) bytes.
+template <Space S, class Byte>
+requires std::is_same_v<std::remove_const_t<Byte>, std::byte>
+constexpr auto make_index_key_int8_cache(Byte* data, Pages pages, PageSize page_size,
+                                         HeadDim lanes) noexcept {
+  return CacheView<S, format::IndexKeyInt8, Byte>{
+      data, pages.n, page_size.n, lanes.n, page_size.n * (lanes.n + 4), lanes.n, {}};
+}
+
 /// Latent rows in e4m3 with scales per `tile` and bf16 rotary lanes.
 template <Space S, class Byte>
 requires std::is_same_v<std::remove_const_t<Byte>, std::byte>
@@ -135,6 +150,13 @@ INDEXSHARE_HD inline T load_unaligned(std::byte const* source) noexcept {
   return value;
 }
 
+/// The scale of a token in a block of codes and then scales.
+template <Space S, class Format, class Storage>
+INDEXSHARE_HD constexpr Storage* scale_of(CacheView<S, Format, Storage> const& cache,
+                                          index_t slot) noexcept {
+  return cache.block_of(slot) + cache.block_size * cache.row_stride + slot % cache.block_size * 4;
+}
+
 }  // namespace detail
 
 /// Writes the `cache.lanes` values of row `slot` to `out` as floats. `slot` must be in the cache.
@@ -149,10 +171,19 @@ template <Space S>
 INDEXSHARE_HD inline void decode_row(CacheView<S, format::IndexKeyE4m3> const& cache, index_t slot,
                                      float* out) noexcept {
   std::byte const* codes = cache.row(slot);
-  std::byte const* scales = cache.block_of(slot) + cache.block_size * cache.row_stride;
-  auto const scale = detail::load_unaligned<float>(scales + slot % cache.block_size * 4);
+  auto const scale = detail::load_unaligned<float>(detail::scale_of(cache, slot));
   for (index_t i = 0; i < cache.lanes; ++i) {
     out[i] = to_float(e4m3{static_cast<std::uint8_t>(codes[i])}) * scale;
+  }
+}
+
+template <Space S>
+INDEXSHARE_HD inline void decode_row(CacheView<S, format::IndexKeyInt8> const& cache, index_t slot,
+                                     float* out) noexcept {
+  std::byte const* codes = cache.row(slot);
+  auto const scale = detail::load_unaligned<float>(detail::scale_of(cache, slot));
+  for (index_t i = 0; i < cache.lanes; ++i) {
+    out[i] = static_cast<float>(static_cast<std::int8_t>(codes[i])) * scale;
   }
 }
 

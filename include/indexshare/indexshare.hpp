@@ -16,11 +16,13 @@
 #include <indexshare/share/periodic.hpp>
 
 #include <indexshare/attention/mla.hpp>
+#include <indexshare/indexer/approximate_int8.hpp>
 #include <indexshare/indexer/relu_dot.hpp>
 #include <indexshare/selection.hpp>
 #include <indexshare/topk/radix.hpp>
 
 #include <indexshare/host/append.hpp>
+#include <indexshare/host/approximate_int8.hpp>
 #include <indexshare/host/attention.hpp>
 #include <indexshare/host/indexer.hpp>
 #include <indexshare/host/memory.hpp>

@@ -3,7 +3,9 @@
 
 #include <indexshare/attention/mla.hpp>
 #include <indexshare/concepts.hpp>
+#include <indexshare/detail/int8.hpp>
 #include <indexshare/host/selection.hpp>
+#include <indexshare/indexer/approximate_int8.hpp>
 #include <indexshare/indexer/relu_dot.hpp>
 #include <indexshare/topk/order.hpp>
 #include <indexshare/topk/radix.hpp>
@@ -11,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 
 /// @file The oracle: the equations in plain loops with double accumulation, for every format, on
@@ -70,6 +73,83 @@ Status indexer_score(
         sum += static_cast<double>(in.weights(row, h)) * (dot < 0 ? 0.0 : dot);
       }
       scores(i, s) = static_cast<float>(sum);
+    }
+  }
+  return {};
+}
+
+namespace detail {
+
+struct Int8Reference {
+  std::int8_t* codes;  ///< [heads][lanes] of the queries of a row
+  float* weights;      ///< [heads] times the scales of the codes
+};
+inline Int8Reference carve_int8_reference(WorkspaceCarver& carver, index_t heads,
+                                          index_t lanes) noexcept {
+  return {carver.take<std::int8_t>(saturating_area(heads, lanes)),
+          carver.take<float>(static_cast<std::size_t>(heads))};
+}
+
+}  // namespace detail
+
+template <class Query>
+Result<WorkspaceSize> indexer_workspace(ReferenceExec, ApproximateInt8Indexer<Query> policy,
+                                        Shape const& shape) noexcept {
+  if (Status const status = check_shape(policy, shape); !status.ok()) return refuse(status);
+  WorkspaceCarver carver;
+  detail::carve_int8_reference(carver, shape.index_heads, shape.index_dim);
+  return carver.size();
+}
+
+template <class Query>
+Status indexer_check(
+    ReferenceExec, ApproximateInt8Indexer<Query> policy,
+    typename ApproximateInt8Indexer<Query>::Exact::template inputs<Space::host> const& in,
+    RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
+  return check_inputs(policy, in, batch, shape);
+}
+
+/// The codes of every back end, exact dots of them, and a score that is rounded to fp32 once.
+template <class Query>
+Status indexer_score(
+    ReferenceExec, ApproximateInt8Indexer<Query>,
+    typename ApproximateInt8Indexer<Query>::Exact::template inputs<Space::host> const& in,
+    RowBatch<Space::host> const& batch, ScoreRequest const& request,
+    ScoreView<Space::host> const& scores, Workspace ws) noexcept {
+  index_t const heads = in.q.extent(1);
+  index_t const lanes = in.q.extent(2);
+  WorkspaceCarver carver(ws);
+  auto const query = detail::carve_int8_reference(carver, heads, lanes);
+  for (index_t i = 0; i < request.rows.count; ++i) {
+    index_t const row = request.rows.first + i;
+    index_t const length = clamp_length(batch.lengths(row), scores.extent(1));
+    if (length <= request.top_k) continue;
+    for (index_t h = 0; h < heads; ++h) {
+      query.weights[h] =
+          in.weights(row, h) *
+          detail::quantize_int8(
+              lanes, detail::largest_query_code,
+              [&](index_t d) noexcept { return to_float(in.q(row, h, d)); },
+              [&](index_t d, std::int8_t code) noexcept { query.codes[h * lanes + d] = code; });
+    }
+    for (index_t s = 0; s < length; ++s) {
+      position_t const slot = batch.index_pages.slot(batch.requests(row), s);
+      if (!in.keys.has(slot)) {
+        scores(i, s) = -std::numeric_limits<float>::infinity();
+        continue;
+      }
+      std::byte const* const key = in.keys.row(slot);
+      double sum = 0;
+      for (index_t h = 0; h < heads; ++h) {
+        std::int64_t dot = 0;
+        for (index_t d = 0; d < lanes; ++d) {
+          dot += std::int64_t{query.codes[h * lanes + d]} * static_cast<std::int8_t>(key[d]);
+        }
+        sum += static_cast<double>(query.weights[h]) *
+               static_cast<double>(std::max<std::int64_t>(dot, 0));
+      }
+      auto const scale = detail::load_unaligned<float>(detail::scale_of(in.keys, slot));
+      scores(i, s) = static_cast<float>(static_cast<double>(scale) * sum);
     }
   }
   return {};

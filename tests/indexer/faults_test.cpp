@@ -182,7 +182,7 @@ TEMPLATE_LIST_TEST_CASE("MEM R138: the selection does not depend on the budget",
     auto const need = select_workspace(TestType{}, Policy{}, RadixTopK{},
                                        c.shape(40).with_rows(rows), std::size_t{1} << 30);
     REQUIRE(need.has_value());
-    CHECK(need->bytes > previous);
+    CHECK(need->bytes >= previous);  // a fused selection needs no more for more than a few rows
     previous = need->bytes;
     CHECK(run_select(TestType{}, c, 40, need->bytes) == want);
     CHECK(run_select(TestType{}, c, 40, need->bytes + 255) == want);

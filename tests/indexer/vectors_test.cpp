@@ -5,6 +5,7 @@
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -55,7 +56,9 @@ Scored score(X const& x, Values const& q, Values const& weights, Values const& k
   test::Guarded<float> scores(keys.size() / q.size() * weights.size());
   test::Guarded<position_t> best(1);
   test::Guarded<position_t> chosen(1);
-  test::Scratch memory(select_workspace(x, Indexer{}, RadixTopK{}, shape, 1 << 20).value());
+  test::Scratch memory(
+      WorkspaceSize{std::max(select_workspace(x, Indexer{}, RadixTopK{}, shape, 1 << 20)->bytes,
+                             indexer_workspace(x, Indexer{}, shape)->bytes)});
   REQUIRE(indexer_score(x, Indexer{}, in, batch, ScoreRequest{{0, 1}, 0},
                         make_scores<space>(scores.data(), Rows{1}, Keys{count}), memory.get())
               .ok());

@@ -33,7 +33,7 @@ DemoResult run_demo(indexshare::ModelConfig const& model, DemoSettings settings)
 }
 
 std::int64_t indexer_calls(StackReport const& stack) {
-  return stack.total(&LayerReport::indexer).calls;
+  return stack.total(&LayerReport::selection).calls;
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ TEST_CASE("SHARE-STALE R104: the demo's indexer calls are the schedule's, on eve
     bool const full = number == 2 || number == 6;
     CHECK(layer.role == (number == 78 ? "mtp" : full ? "full" : "shared"));
     CHECK(layer.source == (number == 78 ? 78 : number < 6 ? 2 : 6));
-    CHECK(layer.indexer.calls == (number == 78 ? 1 : full ? 3 : 0));
+    CHECK(layer.selection.calls == (number == 78 ? 1 : full ? 3 : 0));
     CHECK(layer.selected == layer.rows * 8);
   }
   CHECK(result.checker.passed());
@@ -61,7 +61,7 @@ TEST_CASE("MTP R111: without the flag each draft step of the demo selects") {
   indexshare::ModelConfig model = small_model();
   model.index_share_for_mtp_iteration = false;
   DemoResult const result = run_demo(model, {.draft_steps = 4, .share_off = false});
-  CHECK(result.on.layers.at(78).indexer.calls == 4);
+  CHECK(result.on.layers.at(78).selection.calls == 4);
   CHECK(indexer_calls(result.off) == 0);
   CHECK(result.checker.passed());
 }

@@ -17,8 +17,8 @@
 #include <type_traits>
 #include <vector>
 
-/// @file Paged caches with shuffled pages, and writers of the fp8 formats. The layouts are written
-/// out here a second time, on purpose without the library's address functions.
+/// @file Paged caches with shuffled pages, and writers of the formats of one byte. The layouts are
+/// written out here a second time, on purpose without the library's address functions.
 
 namespace test {
 
@@ -82,6 +82,28 @@ struct Codec<indexshare::format::IndexKeyE4m3> {
     auto const lanes = static_cast<index_t>(values.size());
     float const scale = e4m3_scale(values);
     encode_e4m3(values, scale, block + place * lanes);
+    std::memcpy(block + page_size * lanes + 4 * place, &scale, 4);
+  }
+};
+
+template <>
+struct Codec<indexshare::format::IndexKeyInt8> {
+  using Format = indexshare::format::IndexKeyInt8;
+  static index_t block_elements(Format, index_t page_size, index_t lanes) {
+    return page_size * (lanes + 4);
+  }
+  static void encode(Format, std::byte* block, index_t page_size, index_t place,
+                     std::span<float> values) {
+    auto const lanes = static_cast<index_t>(values.size());
+    float largest = 0;
+    for (float const value : values) largest = std::max(largest, std::abs(value));
+    float const scale = largest > 0 ? largest / 127.0f : 1.0f;
+    for (index_t lane = 0; lane < lanes; ++lane) {
+      float& value = values[static_cast<std::size_t>(lane)];
+      auto const code = static_cast<std::int8_t>(std::nearbyint(value / scale));
+      block[place * lanes + lane] = static_cast<std::byte>(code);
+      value = static_cast<float>(code) * scale;
+    }
     std::memcpy(block + page_size * lanes + 4 * place, &scale, 4);
   }
 };
@@ -195,6 +217,10 @@ class PagedCache {
   auto view() const {
     if constexpr (std::is_same_v<Format, indexshare::format::IndexKeyE4m3>) {
       return indexshare::make_index_key_e4m3_cache<S>(memory_.data(), indexshare::Pages{blocks_},
+                                                      indexshare::PageSize{page_size_},
+                                                      indexshare::HeadDim{lanes()});
+    } else if constexpr (std::is_same_v<Format, indexshare::format::IndexKeyInt8>) {
+      return indexshare::make_index_key_int8_cache<S>(memory_.data(), indexshare::Pages{blocks_},
                                                       indexshare::PageSize{page_size_},
                                                       indexshare::HeadDim{lanes()});
     } else if constexpr (std::is_same_v<Format, indexshare::format::LatentE4m3>) {

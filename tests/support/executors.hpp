@@ -2,6 +2,9 @@
 #pragma once
 
 #include <indexshare/exec.hpp>
+#include <indexshare/host/isa.hpp>
+
+#include <catch2/catch_test_macros.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -50,6 +53,18 @@ using Serial = indexshare::HostExec<>;
 using Threads = indexshare::HostExec<ThreadFor>;
 using Backward = indexshare::HostExec<BackwardFor>;
 
+/// Threads with the kernels of one instruction set. Where the processor lacks it, the test case is
+/// skipped.
+template <indexshare::HostIsa Isa>
+struct On : Threads {
+  On() {
+    isa = Isa;
+    if (!runs_here(isa)) {
+      SKIP("this processor lacks instruction set " << static_cast<int>(isa) << " of HostIsa");
+    }
+  }
+};
+
 /// Host executors are done when their calls return.
 template <indexshare::HostSpaceExecutor X>
 void finish(X const&) {}
@@ -57,10 +72,19 @@ void finish(X const&) {}
 #if defined(INDEXSHARE_TEST_CUDA)
 /// The case lists are compiled a second time, as CUDA.
 using Executors = std::tuple<Cuda>;
+using IsaExecutors = Executors;
+using AllExecutors = Executors;
 inline constexpr auto space = indexshare::Space::device;
 #else
 /// For TEMPLATE_LIST_TEST_CASE.
 using Executors = std::tuple<indexshare::ReferenceExec, Serial, Threads>;
+/// For case lists that reach into the kernels of an instruction set.
+using IsaExecutors = std::tuple<On<indexshare::HostIsa::portable>, On<indexshare::HostIsa::avx2>,
+                                On<indexshare::HostIsa::avx512>>;
+/// For the cases that show most at once.
+using AllExecutors =
+    std::tuple<indexshare::ReferenceExec, Serial, Threads, On<indexshare::HostIsa::portable>,
+               On<indexshare::HostIsa::avx2>, On<indexshare::HostIsa::avx512>>;
 /// Of the memory that Executors work on.
 inline constexpr auto space = indexshare::Space::host;
 #endif

@@ -45,9 +45,9 @@ void round_to(std::vector<float>& values) {
 
 /// Query rows against a cache. `q` [rows][heads][lanes] and `w` [rows][heads] as floats; q is
 /// rounded to the element type when it is set.
-template <class Query, class Format>
+template <class Query, class Format, class Indexer = indexshare::ReluDotIndexer<Query, Format>>
 struct IndexerCase {
-  using Policy = indexshare::ReluDotIndexer<Query, Format>;
+  using Policy = Indexer;
 
   index_t heads;
   index_t lanes;
@@ -112,10 +112,10 @@ struct IndexerLayout {
 };
 
 /// The memory of an indexer run.
-template <class Query, class Format>
+template <class Query, class Format, class Indexer = indexshare::ReluDotIndexer<Query, Format>>
 class IndexerInputs {
  public:
-  using Case = IndexerCase<Query, Format>;
+  using Case = IndexerCase<Query, Format, Indexer>;
 
   explicit IndexerInputs(Case const& c, IndexerLayout layout = {})
       : case_(c),
@@ -176,14 +176,13 @@ class IndexerInputs {
 
 /// Scores of the rows, as many as each row's length (none for rows that select everything). Checks
 /// that nothing at or past a length was written.
-template <class X, class Query, class Format>
-std::vector<std::vector<float>> run_scores(X const& x, IndexerCase<Query, Format> const& c,
+template <class X, class Query, class Format, class Policy>
+std::vector<std::vector<float>> run_scores(X const& x, IndexerCase<Query, Format, Policy> const& c,
                                            IndexerLayout layout = {}, index_t top_k = 0,
                                            indexshare::RowRange range = {0, -1}) {
-  using Policy = typename IndexerCase<Query, Format>::Policy;
   constexpr auto on = X::space;
   if (range.count < 0) range.count = c.rows() - range.first;
-  IndexerInputs<Query, Format> const memory(c, layout);
+  IndexerInputs<Query, Format, Policy> const memory(c, layout);
   indexshare::Shape const shape = c.shape(std::max<index_t>(top_k, 1));
   REQUIRE(
       indexer_check(x, Policy{}, memory.template inputs<on>(), memory.template batch<on>(), shape)
@@ -236,10 +235,9 @@ void check_scores(IndexerCase<Query, Format> const& c,
 }
 
 /// The whole selection: scores and top-k within `budget` bytes (0: the smallest possible).
-template <class X, class Query, class Format>
-std::vector<Row> run_select(X const& x, IndexerCase<Query, Format> const& c, index_t top_k,
+template <class X, class Query, class Format, class Policy>
+std::vector<Row> run_select(X const& x, IndexerCase<Query, Format, Policy> const& c, index_t top_k,
                             std::size_t budget = std::size_t{1} << 30) {
-  using Policy = typename IndexerCase<Query, Format>::Policy;
   constexpr auto on = X::space;
   indexshare::RadixTopK const topk{};
   indexshare::Shape const shape = c.shape(top_k);
@@ -253,7 +251,7 @@ std::vector<Row> run_select(X const& x, IndexerCase<Query, Format> const& c, ind
   REQUIRE(need.has_value());
   REQUIRE(need->bytes <= budget);
   Scratch workspace(*need);
-  IndexerInputs<Query, Format> const memory(c);
+  IndexerInputs<Query, Format, Policy> const memory(c);
   Guarded<position_t> indices(static_cast<std::size_t>(c.rows() * top_k), unwritten);
   Guarded<position_t> counts(static_cast<std::size_t>(c.rows()), unwritten);
   auto const out = indexshare::make_selection<on>(

@@ -133,11 +133,12 @@ std::vector<Row> run_topk(X const& x, TopKCase const& c, TopKLayout layout = {})
 /// What the case must give; scores rounded to the element type first.
 template <class Score = float>
 std::vector<Row> expected_topk(TopKCase const& c) {
+  using indexshare::to_float;
   std::vector<Row> result;
   for (std::size_t r = 0; r < c.rows.size(); ++r) {
     std::vector<float> scores = c.rows[r];
     for (float& score : scores) {
-      score = indexshare::to_float(indexshare::from_float<Score>(score));
+      score = to_float(indexshare::from_float<Score>(score));
     }
     index_t const length = std::clamp<index_t>(c.lengths[r], 0, c.width);
     if (length <= c.k) scores.assign(static_cast<std::size_t>(length), 0.0f);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <indexshare/cuda/topk.cuh>
+#include <indexshare/host/memory.hpp>
 #include <indexshare/host/topk.hpp>
 
 #include <catch2/catch_test_macros.hpp>
@@ -102,8 +103,9 @@ class Batch {
   auto expected() {
     auto const mine = bytes();
     poison_outputs();
+    HostMemory const scratch(topk_workspace(test::Serial{}, RadixTopK{}, shape()).value());
     REQUIRE(topk_select(test::Serial{}, RadixTopK{}, scores<host>(), lengths<host>(),
-                        selection<host>(), {})
+                        selection<host>(), scratch.view())
                 .ok());
     auto want = bytes();
     std::copy(mine.first.begin(), mine.first.end(), indices_.data());

@@ -75,7 +75,7 @@ std::vector<float> wild_scores(std::size_t n, std::uint64_t seed) {
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("top-k: every length around k and around block sizes", "[topk]",
-                        test::Executors) {
+                        test::AllExecutors) {
   for (index_t const k : {1, 2, 16, 31, 64}) {
     TopKCase c(k, 300);
     for (index_t const length : {index_t{0}, index_t{1}, k - 1, k, k + 1, 2 * k, index_t{63},
@@ -87,7 +87,7 @@ TEMPLATE_LIST_TEST_CASE("top-k: every length around k and around block sizes", "
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("top-k: scores of every kind", "[topk]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("top-k: scores of every kind", "[topk]", test::AllExecutors) {
   for (index_t const k : {1, 3, 50, 200, 299}) {
     TopKCase c(k, 300);
     for (std::uint64_t seed = 0; seed < 12; ++seed) c.add(wild_scores(300, seed));
@@ -95,7 +95,7 @@ TEMPLATE_LIST_TEST_CASE("top-k: scores of every kind", "[topk]", test::Executors
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("top-k: scores of 16 and of 8 bits", "[topk]", test::Executors) {
+TEMPLATE_LIST_TEST_CASE("top-k: scores of 16 and of 8 bits", "[topk]", test::AllExecutors) {
   for (index_t const k : {1, 40, 250}) {
     TopKCase c(k, 260);
     for (std::uint64_t seed = 20; seed < 26; ++seed) c.add(wild_scores(260, seed));

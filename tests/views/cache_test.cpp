@@ -112,7 +112,8 @@ TEST_CASE("lengths are clamped to [0, capacity]", "[cache]") {
 }
 
 TEMPLATE_TEST_CASE("cache formats: a reader gets what was written", "[cache]", format::Plain<float>,
-                   format::Plain<bf16>, format::Plain<fp16>, format::IndexKeyE4m3) {
+                   format::Plain<bf16>, format::Plain<fp16>, format::IndexKeyE4m3,
+                   format::IndexKeyInt8) {
   for (index_t const page_size : {0, 1, 3, 16}) {
     for (index_t const lanes : {1, 16, 33, 128}) {
       test::PagedCache<TestType> cache(

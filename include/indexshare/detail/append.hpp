@@ -23,10 +23,10 @@ INDEXSHARE_HD constexpr T stored_as(Row value) noexcept {
 }
 
 /// What every back end asks of the arguments of `append_rows`.
-template <Space S, class Row, class T>
+template <Space S, class Row, class Cache>
 Status check_append(Tensor<S, Row const, 2> const& rows, LengthView<S> const& positions,
                     LengthView<S> const& requests, PageTable<S> const& pages,
-                    MutableCacheView<S, format::Plain<T>> const& cache) noexcept {
+                    Cache const& cache) noexcept {
   constexpr CacheNames names{"memory of the cache to append to",
                              "lanes of the cache against the rows to append",
                              "block size of the cache against the table's page_size",

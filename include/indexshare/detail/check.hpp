@@ -152,6 +152,19 @@ constexpr Status check_distinct_rows(CacheNames const& names, Cache const& cache
              : failure(Errc::bad_stride, names.strides, cache.lanes, cache.row_stride);
 }
 
+/// The same of int8 keys: codes do not overlap, and a block ends behind its scales.
+template <Space S, class Storage>
+constexpr Status check_distinct_rows(
+    CacheNames const& names, CacheView<S, format::IndexKeyInt8, Storage> const& cache) noexcept {
+  if (cache.row_stride < cache.lanes) {
+    return failure(Errc::bad_stride, names.strides, cache.lanes, cache.row_stride);
+  }
+  index_t const block = cache.block_size * (cache.row_stride + 4);
+  return cache.blocks <= 1 || cache.block_stride >= block
+             ? Status{}
+             : failure(Errc::bad_stride, names.strides, block, cache.block_stride);
+}
+
 /// A cache of rows with `lanes` lanes that a page table of the same page size points into.
 template <class Cache>
 constexpr Status check_cache(CacheNames const& names, Cache const& cache, index_t lanes,

@@ -42,9 +42,10 @@ namespace detail {
 /// For every size query and check of the host's policies. Errors: unsupported.
 template <class PF>
 Status check_isa(HostExec<PF> const& x) noexcept {
-  return runs_here(x.isa) ? Status{}
-                          : failure(Errc::unsupported,
-                                    "instruction set of the host executor: this processor lacks it");
+  return runs_here(x.isa)
+             ? Status{}
+             : failure(Errc::unsupported,
+                       "instruction set of the host executor: this processor lacks it");
 }
 
 }  // namespace detail

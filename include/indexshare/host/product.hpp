@@ -4,7 +4,9 @@
 #include <indexshare/element.hpp>
 #include <indexshare/exec.hpp>
 #include <indexshare/frontend/product.hpp>
-#include <indexshare/host/panel.hpp>
+#include <indexshare/host/decode.hpp>
+#include <indexshare/host/isa.hpp>
+#include <indexshare/host/simd/foreach.hpp>
 
 #include <algorithm>
 
@@ -12,69 +14,78 @@ namespace indexshare {
 inline namespace v0 {
 namespace detail {
 
-/// Products of a panel of rows with all of a range of outputs, a chunk of inputs at a time, so that
-/// what is packed fits the stack and the first-level cache.
+/// Products of a panel of rows with a range of outputs, a chunk of inputs at a time, so that what
+/// is packed and decoded fits the stack and the first-level caches.
 struct ProductBlocking {
   static constexpr index_t inputs = 256;
-  static constexpr index_t outputs = 64;  ///< per task
+  static constexpr index_t rows = 24;      ///< of weights that are decoded together: whole tiles
+  static constexpr index_t outputs = 240;  ///< per task: each packs the panel again
 };
 
-/// Lanes [first, first + count) of rows o and o + 1 of `w`; zeros where there is no such row.
+/// Inputs [first, first + count) of output o's weights, which may lie transposed.
 template <class T>
-void decode_pair(MatrixView<Space::host, T> const& w, index_t o, index_t first, index_t count,
-                 float* out) noexcept {
-  for (index_t which = 0; which < 2; ++which, out += count) {
-    if (o + which < w.extent(0)) {
-      for (index_t i = 0; i < count; ++i) out[i] = to_float(w(o + which, first + i));
-    } else {
-      std::fill_n(out, count, 0.0f);
-    }
+void widen_weights(WidenKernels const& widen, MatrixView<Space::host, T> const& w, index_t o,
+                   index_t first, index_t count, float* out) noexcept {
+  if (w.stride(1) == 1) {
+    widen_row(widen, &w(o, first), count, out);
+  } else {
+    for (index_t i = 0; i < count; ++i) out[i] = to_float(w(o, first + i));
   }
 }
 
-/// Rows [first_row, first_row + panel) times outputs [first_out, last_out).
+/// Outputs [first_out, last_out) of rows [first_row, first_row + panel_width).
 template <class T>
-void multiply_panel(Tensor<Space::host, float const, 2> const& in,
+void multiply_panel(HostIsa isa, Tensor<Space::host, float const, 2> const& in,
                     MatrixView<Space::host, T> const& w, Tensor<Space::host, float, 2> const& out,
                     index_t first_row, index_t first_out, index_t last_out) noexcept {
-  float packed[panel_width * ProductBlocking::inputs];
-  float weights[2 * ProductBlocking::inputs];
+  constexpr index_t inputs = ProductBlocking::inputs;
+  PanelKernels const& panels = kernels<PanelKernels>(isa);
+  WidenKernels const& widen = kernels<WidenKernels>(isa);
+  constexpr index_t together = ProductBlocking::rows;
+  float panel[inputs * panel_width];
+  float weights[together * inputs];
+  float totals[ProductBlocking::outputs * panel_width] = {};
   index_t const rows = std::min(panel_width, in.extent(0) - first_row);
-  for (index_t r = 0; r < rows; ++r) {
-    for (index_t o = first_out; o < last_out; ++o) out(first_row + r, o) = 0;
-  }
-  for (index_t lane = 0; lane < in.extent(1); lane += ProductBlocking::inputs) {
-    index_t const count = std::min(ProductBlocking::inputs, in.extent(1) - lane);
-    pack_panels(rows, count, packed,
-                [&](index_t r, index_t i) noexcept { return in(first_row + r, lane + i); });
-    for (index_t o = first_out; o < last_out; o += 2) {
-      PanelPair sums;
-      decode_pair(w, o, lane, count, weights);
-      dot_pair(packed, weights, count, sums);
-      for (index_t which = 0; which < std::min<index_t>(2, last_out - o); ++which) {
-        for (index_t r = 0; r < rows; ++r) out(first_row + r, o + which) += sums.of[which][r];
+  for (index_t lane = 0; lane < in.extent(1); lane += inputs) {
+    index_t const count = std::min(inputs, in.extent(1) - lane);
+    panels.pack(&in(first_row, lane), in.stride(0), rows, count, panel);
+    for (index_t first = first_out; first < last_out; first += together) {
+      index_t const n = std::min(together, last_out - first);
+      for (index_t i = 0; i < n; ++i) {
+        widen_weights(widen, w, first + i, lane, count, weights + i * inputs);
       }
+      float sums[together * panel_width] = {};
+      panels.multiply(panel, weights, inputs, n, count, sums);
+      float* const total = totals + (first - first_out) * panel_width;
+      for (index_t i = 0; i < n * panel_width; ++i) total[i] += sums[i];
+    }
+  }
+  for (index_t o = first_out; o < last_out; ++o) {
+    for (index_t r = 0; r < rows; ++r) {
+      out(first_row + r, o) = totals[(o - first_out) * panel_width + r];
     }
   }
 }
 
 }  // namespace detail
 
-/// Matrix products in plain loops. HostExec: fp32, inputs summed in ascending order within chunks
-/// of 256, then chunks in ascending order; a row's bits depend on nothing else. ReferenceExec:
-/// double, rounded once. Allocates nothing.
+/// Matrix products without a library. HostExec: fp32, inputs summed in ascending order within
+/// chunks of 256, then chunks in ascending order; a row's bits depend on nothing else.
+/// ReferenceExec: double, rounded once. Allocates nothing. Errors: unsupported (the instruction set
+/// of the executor).
 struct PlainProduct {
   template <class PF, Element T>
   Status operator()(HostExec<PF> const& x, Tensor<Space::host, float const, 2> const& in,
                     MatrixView<Space::host, T> const& w,
                     Tensor<Space::host, float, 2> const& out) const noexcept {
+    if (Status const status = detail::check_isa(x); !status.ok()) return status;
     constexpr index_t outputs = detail::ProductBlocking::outputs;
     index_t const panels = (in.extent(0) + detail::panel_width - 1) / detail::panel_width;
     index_t const blocks = (w.extent(0) + outputs - 1) / outputs;
     x.parallel_for(panels * blocks, [&](index_t begin, index_t end, int) noexcept {
       for (index_t task = begin; task < end; ++task) {
         index_t const first = task % blocks * outputs;
-        detail::multiply_panel(in, w, out, task / blocks * detail::panel_width, first,
+        detail::multiply_panel(x.isa, in, w, out, task / blocks * detail::panel_width, first,
                                std::min(first + outputs, w.extent(0)));
       }
     });

@@ -2,94 +2,158 @@
 #pragma once
 
 #include <indexshare/concepts.hpp>
-#include <indexshare/topk/order.hpp>
+#include <indexshare/host/candidates.hpp>
+#include <indexshare/host/decode.hpp>
+#include <indexshare/host/isa.hpp>
+#include <indexshare/host/simd/foreach.hpp>
+#include <indexshare/select.hpp>
 #include <indexshare/topk/radix.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <type_traits>
 
 namespace indexshare {
 inline namespace v0 {
 namespace detail {
 
-/// The n best of a row, as: every key above `threshold`, and the first `ties` that equal it.
-struct Cut {
-  std::uint32_t threshold;
-  index_t ties;
-};
+/// Scores of a long row that are looked at first.
+inline constexpr index_t topk_sample_most = 4096;
 
-/// Finds the cut digit by digit (11 + 11 + 10 bits of the order key), from the most significant.
-/// `key_at(s)` gives the order key of position s; 1 <= n <= length.
-template <class KeyAt>
-Cut find_cut(index_t length, index_t n, KeyAt const& key_at) noexcept {
-  struct Digit {
-    int shift;
-    int bits;
-  };
-  constexpr Digit digits[] = {{21, 11}, {10, 11}, {0, 10}};
-  std::int32_t histogram[1 << 11];
-  std::uint32_t prefix = 0;
-  std::uint32_t prefix_mask = 0;
-  index_t wanted = n;
-  for (Digit const digit : digits) {
-    std::uint32_t const digit_mask = (std::uint32_t{1} << digit.bits) - 1;
-    std::fill_n(histogram, digit_mask + 1, 0);
-    for (index_t s = 0; s < length; ++s) {
-      std::uint32_t const key = key_at(s);
-      if ((key & prefix_mask) == prefix) ++histogram[(key >> digit.shift) & digit_mask];
+constexpr index_t topk_samples(index_t length) noexcept {
+  return length < 131072 ? topk_sample_most / 2 : topk_sample_most;
+}
+
+/// Where sample i lies: one in each interval, at a place that no regular order knows.
+constexpr index_t topk_sample_place(index_t i, index_t interval) noexcept {
+  std::uint32_t const scattered = static_cast<std::uint32_t>(i) * 0x9E3779B9u;
+  return i * interval + (static_cast<index_t>(scattered) * interval >> 32);
+}
+
+/// A worker's list: of a whole short row, or of four times what is wanted, so that a compaction
+/// makes room for three times that many; the sample goes in as well.
+inline Candidates carve_topk_list(WorkspaceCarver& carver, index_t top_k, index_t keys) noexcept {
+  index_t const longest = std::clamp<index_t>(keys, 1, max_position);
+  index_t const wanted = std::clamp<index_t>(top_k, 0, longest - 1);
+  index_t const held = std::min(longest, std::max(4 * wanted, topk_sample_most));
+  return carve_candidates(carver, wanted, held + least_candidate_room);
+}
+
+inline WorkspaceSize topk_scratch(int workers, index_t top_k, index_t keys) noexcept {
+  WorkspaceCarver carver;
+  for (int worker = 0; worker < workers; ++worker) carve_topk_list(carver, top_k, keys);
+  return carver.size();
+}
+
+/// Rows that are longer than the selection is wide.
+template <Element Score>
+class TopKSearch {
+ public:
+  TopKSearch(HostIsa isa, Candidates const& empty) noexcept
+      : list_(kernels<CandidateKernels>(isa)), widen_(kernels<WidenKernels>(isa)), empty_(empty) {}
+
+  /// Writes the positions of the best of `length` scores in ascending order.
+  void select(Score const* scores, index_t length, position_t* out) const noexcept {
+    bool const holds_all = length <= empty_.capacity - least_candidate_room;
+    Candidates list = holds_all ? empty_ : above_sample(scores, length);
+    append(scores, length, list);
+    if (list.count < list.wanted) {  // the sample misled, or most scores are NaN
+      list = empty_;
+      append(scores, length, list);
     }
-    std::uint32_t value = digit_mask;
-    while (histogram[value] < wanted) wanted -= histogram[value--];
-    prefix |= value << digit.shift;
-    prefix_mask |= digit_mask << digit.shift;
+    list_.compact(list);
+    std::copy_n(list.positions, list.count, out);
   }
-  return {prefix, wanted};
-}
 
-/// Writes the positions of a row's n best keys in ascending order.
-template <class KeyAt>
-void collect(index_t length, index_t n, KeyAt const& key_at, position_t* out) noexcept {
-  Cut const cut = find_cut(length, n, key_at);
-  index_t ties = cut.ties;
-  index_t written = 0;
-  for (index_t s = 0; written < n; ++s) {
-    std::uint32_t const key = key_at(s);
-    if (key < cut.threshold || (key == cut.threshold && ties-- <= 0)) continue;
-    out[written++] = static_cast<position_t>(s);
+ private:
+  /// The empty list with a floor that a few more than the wanted scores reach, if the sample tells
+  /// the truth: it has four standard deviations to spare. Any floor that enough scores reach is
+  /// right; NaN, which a sample with NaN may give, is reached by none.
+  Candidates above_sample(Score const* scores, index_t length) const noexcept {
+    index_t const samples = topk_samples(length);
+    index_t const interval = length / samples;
+    double const expected = static_cast<double>(empty_.wanted) * static_cast<double>(samples) /
+                            static_cast<double>(length);
+    Candidates sample = empty_;
+    sample.wanted = static_cast<index_t>(expected + 4 * std::sqrt(expected) + 4);
+    for (; sample.count < samples; ++sample.count) {
+      sample.scores[sample.count] = to_float(scores[topk_sample_place(sample.count, interval)]);
+    }
+    list_.compact(sample);  // its positions are never looked at
+    Candidates list = empty_;
+    list.open = false;
+    list.floor = *std::min_element(sample.scores, sample.scores + sample.count);
+    return list;
   }
-}
+
+  void append(Score const* scores, index_t length, Candidates& list) const noexcept {
+    if constexpr (std::is_same_v<Score, float>) {
+      list_.append(list, scores, 0, length);
+    } else {
+      constexpr index_t block = 512;
+      float widened[block];
+      for (index_t first = 0; first < length; first += block) {
+        index_t const n = std::min(block, length - first);
+        widen_row(widen_, scores + first, n, widened);
+        list_.append(list, widened, first, n);
+      }
+    }
+  }
+
+  CandidateKernels const& list_;
+  WidenKernels const& widen_;
+  Candidates empty_;
+};
 
 }  // namespace detail
 
-/// None: the histogram lies on the worker's stack (8 KiB).
+/// Lists of candidates: for each worker up to 32 KiB, or 32 bytes for each of top_k if that is
+/// more. Does not grow with the rows. Errors: unsupported (instruction set).
 template <class PF>
-Result<WorkspaceSize> topk_workspace(HostExec<PF> const&, RadixTopK, Shape const&) noexcept {
-  return WorkspaceSize{0};
+Result<WorkspaceSize> topk_workspace(HostExec<PF> const& x, RadixTopK,
+                                     Shape const& shape) noexcept {
+  if (Status const status = detail::check_isa(x); !status.ok()) return refuse(status);
+  return detail::topk_scratch(x.parallel_for.concurrency(), shape.top_k, shape.keys);
 }
 
-/// Reads each score of a row four times, whatever the data; rows run in parallel.
+/// Reads each score of a long row once, and 2048 or 4096 of them before: a threshold that these
+/// give lets through little more than the best, among which a radix selection decides. Exact for
+/// any scores in any order; where the threshold keeps fewer than k, the row is read again without.
+/// Rows run in parallel, each on one thread (the fused `select` also splits rows). Selections do
+/// not depend on the instruction set.
+/// Workspace: `topk_workspace` of these extents; none if no row can be longer than k.
 /// Errors: bad_shape, bad_stride, missing_input for `scores` [rows, keys], `lengths` [rows] and
-/// `out` [rows, k]; their innermost strides are 1.
+/// `out` [rows, k], whose innermost strides are 1; workspace_too_small; bad_value (alignment of the
+/// workspace); unsupported (instruction set).
 template <class PF, Element Score>
 Status topk_select(HostExec<PF> const& x, RadixTopK policy,
                    ScoreView<Space::host, Score const> const& scores,
                    LengthView<Space::host> const& lengths, SelectionView<Space::host> const& out,
-                   Workspace) noexcept {
-  if (Status const status = check_inputs(policy, scores, lengths, out); !status.ok()) return status;
+                   Workspace ws) noexcept {
   index_t const width = out.indices.extent(1);
-  x.parallel_for(scores.extent(0), [&](index_t begin, index_t end, int) noexcept {
+  index_t const keys = scores.extent(1);
+  std::size_t const scratch =
+      keys <= width ? 0 : detail::topk_scratch(x.parallel_for.concurrency(), width, keys).bytes;
+  Status const status = detail::first_failure(
+      {detail::check_isa(x), check_inputs(policy, scores, lengths, out),
+       detail::check_workspace("workspace of the top-k, in bytes", ws, scratch)});
+  if (!status.ok()) return status;
+
+  x.parallel_for(scores.extent(0), [&](index_t begin, index_t end, int worker) noexcept {
+    WorkspaceCarver carver(ws);
+    detail::Candidates list{};
+    for (int w = 0; w <= worker; ++w) list = detail::carve_topk_list(carver, width, keys);
+    detail::TopKSearch<Score> const rows(x.isa, list);
     for (index_t row = begin; row < end; ++row) {
-      index_t const length = clamp_length(lengths(row), scores.extent(1));
+      index_t const length = clamp_length(lengths(row), keys);
       index_t const chosen = std::min(width, length);
       position_t* const indices = out.indices.data_handle() + row * out.indices.stride(0);
       if (length <= width) {
         std::iota(indices, indices + length, position_t{0});
       } else {
-        Score const* const best = scores.data_handle() + row * scores.stride(0);
-        detail::collect(
-            length, chosen, [best](index_t s) noexcept { return order_key(to_float(best[s])); },
-            indices);
+        rows.select(scores.data_handle() + row * scores.stride(0), length, indices);
       }
       std::fill(indices + chosen, indices + width, no_position);
       out.counts(row) = static_cast<position_t>(chosen);
@@ -97,6 +161,8 @@ Status topk_select(HostExec<PF> const& x, RadixTopK policy,
   });
   return {};
 }
+
+static_assert(TopKPolicy<RadixTopK, HostExec<>, float> && TopKPolicy<RadixTopK, HostExec<>, bf16>);
 
 }  // namespace v0
 }  // namespace indexshare

@@ -7,6 +7,7 @@
 #include <indexshare/host/simd/tables.hpp>
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 /// @file The host's kernels, compiled once per instruction set: kernels.inl is included for each,

@@ -12,7 +12,12 @@ inline constexpr Table table;
 
 #include <indexshare/host/simd/vectors.inl>
 #include <indexshare/host/simd/widen.inl>
+#include <indexshare/host/simd/panels.inl>
+#include <indexshare/host/simd/narrow.inl>
 #include <indexshare/host/simd/score.inl>
+#include <indexshare/host/simd/int8.inl>
+#include <indexshare/host/simd/attention.inl>
+#include <indexshare/host/simd/candidates.inl>
 
 }  // namespace INDEXSHARE_ISA
 

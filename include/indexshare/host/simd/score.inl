@@ -1,35 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores of one query row.
 
-/// sums[v][j] += sum over d < count, ascending, of heads[v][d] * rows[j][d]. `heads` points to the
-/// first of V neighbouring vectors of a panel layout, `vector_step` apart; `rows` are `row_step`
-/// apart.
-template <int V, int J>
-INDEXSHARE_ISA_INLINE void add_dots(float const* heads, index_t vector_step, float const* rows,
-                                    index_t row_step, index_t count,
-                                    Floats (&sums)[V][J]) noexcept {
-  for (index_t d = 0; d < count; ++d) {
-    Floats head[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) head[v] = load(heads + v * vector_step + d * panel_width);
-#pragma GCC unroll 16
-    for (int j = 0; j < J; ++j) {
-      Floats const x = broadcast(rows[j * row_step + d]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[v][j] += x * head[v];
-    }
-  }
-}
+/// Rows of a later block on their way to the cache, a few lines at a time.
+struct RowFetch {
+  static constexpr index_t line = 64;
+  static constexpr index_t every = 16;  ///< lanes of a dot product
 
-/// Where vector v of a panel layout begins, for panels of `dim` lanes.
-INDEXSHARE_ISA_INLINE index_t vector_offset(index_t v, index_t dim) noexcept {
-  constexpr index_t per_panel = panel_width / lanes;
-  return v / per_panel * dim * panel_width + v % per_panel * lanes;
+  char const* const* rows;  ///< or null
+  index_t count;            ///< lines of all rows
+  index_t at_once;
+  index_t next = 0;
+
+  template <int J>
+  INDEXSHARE_ISA_INLINE void step() noexcept {
+    index_t const last = next + at_once < count ? next + at_once : count;
+    for (; next < last; ++next) __builtin_prefetch(rows[next % J] + next / J * line);
+  }
+};
+
+/// The fetch of rows [s, s + J) beside a tile's products, or none.
+template <int J, class Block>
+INDEXSHARE_ISA_INLINE RowFetch fetch_beside(Block const& block, index_t s) noexcept {
+  if (block.ahead == nullptr) return {nullptr, 0, 0};
+  index_t const lines = J * ((block.ahead_bytes + RowFetch::line - 1) / RowFetch::line);
+  index_t const groups = (block.heads + tile_vectors * lanes - 1) / (tile_vectors * lanes);
+  index_t const steps = groups * ((block.dim + RowFetch::every - 1) / RowFetch::every);
+  return {block.ahead + s, lines, (lines + steps - 1) / steps};
 }
 
 /// totals[j] += weights * relu(queries . keys[j]), heads of vectors [v, v + V).
 template <int V, int J>
-INDEXSHARE_ISA_INLINE void add_heads(ScoreBlock const& block, index_t v, float const* keys,
+INDEXSHARE_ISA_INLINE void add_heads(KeyBlock const& block, index_t v, float const* keys,
+                                     index_t pitch, RowFetch& fetch,
                                      Floats (&totals)[J]) noexcept {
   Floats dots[V][J];
 #pragma GCC unroll 4
@@ -37,9 +39,13 @@ INDEXSHARE_ISA_INLINE void add_heads(ScoreBlock const& block, index_t v, float c
 #pragma GCC unroll 16
     for (int j = 0; j < J; ++j) dots[i][j] = Floats{};
   }
-  index_t const first = vector_offset(v, block.dim);
-  add_dots<V, J>(block.queries + first, vector_offset(v + 1, block.dim) - first, keys, block.dim,
-                 block.dim, dots);
+  float const* const queries = block.queries + vector_offset(v, block.dim);
+  index_t const vector_step = vector_offset(v + 1, block.dim) - vector_offset(v, block.dim);
+  for (index_t d = 0; d < block.dim; d += RowFetch::every) {
+    fetch.step<J>();
+    index_t const count = block.dim - d < RowFetch::every ? block.dim - d : RowFetch::every;
+    add_dots<V, J>(queries + d * panel_width, vector_step, keys + d, pitch, count, dots);
+  }
 #pragma GCC unroll 4
   for (int i = 0; i < V; ++i) {
     Floats const weight = load(block.weights + (v + i) * lanes);
@@ -48,29 +54,40 @@ INDEXSHARE_ISA_INLINE void add_heads(ScoreBlock const& block, index_t v, float c
   }
 }
 
+/// Keys [s, s + J) of a block.
 template <int J>
-INDEXSHARE_ISA_INLINE void score_tile(ScoreBlock const& block, float const* keys,
+INDEXSHARE_ISA_INLINE void score_tile(KeyBlock const& block, index_t s, index_t pitch,
                                       float* out) noexcept {
+  float const* const keys = block.keys + s * pitch;
   index_t const vectors = (block.heads + lanes - 1) / lanes;
+  RowFetch fetch = fetch_beside<J>(block, s);
   Floats totals[J];
 #pragma GCC unroll 16
   for (int j = 0; j < J; ++j) totals[j] = Floats{};
   index_t v = 0;
   for (; v + tile_vectors <= vectors; v += tile_vectors) {
-    add_heads<tile_vectors, J>(block, v, keys, totals);
+    add_heads<tile_vectors, J>(block, v, keys, pitch, fetch, totals);
   }
-  for (; v < vectors; ++v) add_heads<1, J>(block, v, keys, totals);
+  for (; v < vectors; ++v) add_heads<1, J>(block, v, keys, pitch, fetch, totals);
 #pragma GCC unroll 16
-  for (int j = 0; j < J; ++j) out[j] = sum(totals[j]);
+  for (int j = 0; j < J; ++j) out[s + j] = sum(totals[j]);
 }
 
 /// Whole tiles, then single keys: what a key scores does not depend on where it lies.
-INDEXSHARE_ISA_KERNEL void score(ScoreBlock const& block, float* out) noexcept {
+INDEXSHARE_ISA_INLINE void score_keys(KeyBlock const& block, index_t pitch, float* out) noexcept {
   index_t s = 0;
   for (; s + tile_rows <= block.count; s += tile_rows) {
-    score_tile<tile_rows>(block, block.keys + s * block.dim, out + s);
+    score_tile<tile_rows>(block, s, pitch, out);
   }
-  for (; s < block.count; ++s) score_tile<1>(block, block.keys + s * block.dim, out + s);
+  for (; s < block.count; ++s) score_tile<1>(block, s, pitch, out);
+}
+
+INDEXSHARE_ISA_KERNEL void score(KeyBlock const& block, float* out) noexcept {
+  if (block.dim <= usual_key_pitch) {
+    score_keys(block, usual_key_pitch, out);
+  } else {
+    score_keys(block, block.dim, out);
+  }
 }
 
 template <>

@@ -44,14 +44,15 @@ INDEXSHARE_ISA_INLINE Floats broadcast(float x) noexcept {
 
 /// All places of a vector added in a fixed tree: halves to halves.
 INDEXSHARE_ISA_INLINE float sum(Floats v) noexcept {
-  float places[lanes];
-  store(places, v);
-#pragma GCC unroll 4
-  for (int half = lanes / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < half; ++i) places[i] += places[i + half];
+  using Quad = float __attribute__((vector_size(16)));
+  Quad quads[lanes / 4];
+  __builtin_memcpy(quads, &v, sizeof(v));
+#pragma GCC unroll 2
+  for (int half = lanes / 8; half > 0; half /= 2) {
+#pragma GCC unroll 2
+    for (int i = 0; i < half; ++i) quads[i] += quads[i + half];
   }
-  return places[0];
+  return (quads[0][0] + quads[0][2]) + (quads[0][1] + quads[0][3]);
 }
 
 /// max(0, x), but NaN stays NaN.

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "body.hpp"
+
+double flags::fast(indexshare::HostIsa isa) { return run(isa); }
