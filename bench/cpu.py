@@ -2,7 +2,7 @@
 """Times the host back end beside torch and the machine's peaks. Called by scripts/bench.sh cpu.
 
 Every round goes through the shapes. For each, one process of the program measures the FMA peak of as many threads (for
-top-k the peak of reading memory) and the shape; then a torch process, which stays alive, measures its formulation
+scores of bf16 the peak of multiplying bf16, for top-k that of reading memory) and the shape; then a torch process, which stays alive, measures its formulation
 (bench/peers/torch_cpu.py). Ratios and fractions are taken within a round, then the median over the rounds. Prints
 tables and writes one JSON file.
 """
@@ -145,13 +145,22 @@ def arithmetic_for(shape, torch):
     return ["fp32", "bf16"] if both else ["fp32"]
 
 
+def peak_of(shape):
+    """The peak that a stage runs against, and its unit."""
+    if shape["stage"] == "topk":
+        return "read", "B/s"
+    # bf16 keys are multiplied in pairs where the processor can, which attention does not do
+    pairs = shape["type"] == "bf16" and shape["stage"] in ("score", "select")
+    return "bf16" if pairs else "fma", "FLOP/s"
+
+
 def one_sample(program, torch, name, seconds):
     """What one round says of a shape."""
     shape = shape_of(name)
     repetitions = 1 if shape["mode"] == "prefill" else 5
     if shape["stage"] == "peak":
         return program.measure([name], seconds, repetitions)[name]
-    peak, rate = ("read", "B/s") if shape["stage"] == "topk" else ("fma", "FLOP/s")
+    peak, rate = peak_of(shape)
     peak = f"peak/{peak}/threads:{shape['threads']}"
     ours = program.measure([peak, name], seconds, repetitions)
     sample = ours[name] | {"fraction_of_peak": ours[name][rate] / ours[peak][rate]}
@@ -283,7 +292,7 @@ def main():
     parser.add_argument("--torch-python", default="", help="a Python that has torch; without it there are no ratios")
     parser.add_argument("--quick", action="store_true", help="a few shapes, in a minute or two")
     parser.add_argument("--filter", default="", help="only shapes whose name matches this regular expression")
-    parser.add_argument("--isa", default="", help="avx512, avx2 or portable; avx2 is asked of torch too")
+    parser.add_argument("--isa", default="", help="avx512_bf16, avx512, avx2 or portable; avx2 is asked of torch too")
     parser.add_argument(
         "--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a machine that is busy; one thread only"
     )

@@ -15,7 +15,7 @@
 /// @file Times of the host back end at GLM-5.2's widths, beside the machine's peaks, on 1 and 2
 /// threads. Times are of the wall; the CPU time is the process's. Some shapes take gigabytes and
 /// minutes, so without --benchmark_filter only the small ones run; `.` is all of them.
-/// --isa=avx512|avx2|portable takes another instruction set than the best.
+/// --isa=avx512_bf16|avx512|avx2|portable takes another instruction set than the best.
 
 namespace {
 
@@ -27,8 +27,10 @@ struct NamedIsa {
   std::string_view name;
   HostIsa isa;
 };
-constexpr NamedIsa isas[] = {
-    {"avx512", HostIsa::avx512}, {"avx2", HostIsa::avx2}, {"portable", HostIsa::portable}};
+constexpr NamedIsa isas[] = {{"avx512_bf16", HostIsa::avx512_bf16},
+                             {"avx512", HostIsa::avx512},
+                             {"avx2", HostIsa::avx2},
+                             {"portable", HostIsa::portable}};
 
 /// Takes --isa out of the arguments. Without it: the best one; nothing where the name is wrong or
 /// the processor lacks it.
@@ -137,7 +139,9 @@ std::vector<Case> all_cases() {
 int main(int argc, char** argv) {
   std::optional<HostIsa> const isa = take_isa(argc, argv);
   if (!isa) {
-    std::fprintf(stderr, "error: --isa takes avx512, avx2 or portable, what this processor has\n");
+    std::fprintf(stderr,
+                 "error: --isa takes avx512_bf16, avx512, avx2 or portable, what this processor "
+                 "has\n");
     return 2;
   }
   programs::ThreadPool one(1);

@@ -5,6 +5,10 @@
 
 #include <benchmark/benchmark.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -71,23 +75,45 @@ __attribute__((target("avx512f"))) void multiply_add_avx512(index_t steps) {
   for (int c = 0; c < chains; ++c) sum += x[c];
   benchmark::DoNotOptimize(sum);
 }
+/// The same of pairs of bf16: x = x + 2 products.
+__attribute__((target("avx512f,avx512bf16"))) void multiply_add_pairs(index_t steps) {
+  __m512 x[chains];
+  __m512bh const pairs = _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5f), _mm512_set1_ps(0.5f));
+#pragma GCC unroll 12
+  for (int c = 0; c < chains; ++c) x[c] = _mm512_set1_ps(static_cast<float>(c));
+  for (index_t i = 0; i < steps; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < chains; ++c) x[c] = _mm512_dpbf16_ps(x[c], pairs, pairs);
+  }
+  __m512 sum = _mm512_setzero_ps();
+  for (int c = 0; c < chains; ++c) sum = _mm512_add_ps(sum, x[c]);
+  benchmark::DoNotOptimize(sum);
+}
 #endif
 
 struct MultiplyAdd {
   void (*run)(index_t steps);
-  int lanes;
+  int lanes;  ///< products of a step and chain
 };
 MultiplyAdd multiply_add(HostIsa isa) {
 #if defined(__x86_64__)
-  if (resolved(isa) == HostIsa::avx512) return {multiply_add_avx512, 16};
-  if (resolved(isa) == HostIsa::avx2) return {multiply_add_avx2, 8};
+  HostIsa const set = resolved(isa);
+  if (set == HostIsa::avx512 || set == HostIsa::avx512_bf16) return {multiply_add_avx512, 16};
+  if (set == HostIsa::avx2) return {multiply_add_avx2, 8};
 #endif
   return {multiply_add_portable, 4};
 }
 
-Call fma_call(Exec const& exec) {
+/// For bf16 times bf16: in pairs where the instruction set has that.
+MultiplyAdd multiply_add_bf16(HostIsa isa) {
+#if defined(__x86_64__)
+  if (resolved(isa) == HostIsa::avx512_bf16) return {multiply_add_pairs, 32};
+#endif
+  return multiply_add(isa);
+}
+
+Call multiply_add_call(Exec const& exec, MultiplyAdd kernel) {
   constexpr index_t steps = 1000000;  // milliseconds: waking a thread takes microseconds
-  MultiplyAdd const kernel = multiply_add(exec.isa);
   double const threads = exec.parallel_for.concurrency();
   return {{.flops = 2.0 * threads * chains * kernel.lanes * steps}, [=] {
             exec.parallel_for.pool->on_every_thread([&](int) { kernel.run(steps); });
@@ -135,7 +161,12 @@ Call triad_call(Exec const& exec) {
 }  // namespace
 
 std::vector<Case> peak_cases() {
-  return {{"peak/fma", fma_call}, {"peak/read", read_call}, {"peak/triad", triad_call}};
+  auto const fma = [](Exec const& exec) { return multiply_add_call(exec, multiply_add(exec.isa)); };
+  auto const bf16 = [](Exec const& exec) {
+    return multiply_add_call(exec, multiply_add_bf16(exec.isa));
+  };
+  return {
+      {"peak/fma", fma}, {"peak/bf16", bf16}, {"peak/read", read_call}, {"peak/triad", triad_call}};
 }
 
 }  // namespace bench

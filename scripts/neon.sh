@@ -41,7 +41,7 @@ has_command qemu-aarch64 || skip "no qemu-user"
 fetch_catch2 || skip "no Catch2 3 for arm64 in this machine's package sources"
 
 tests=(topk indexer attention isa)
-cmake -S . -B build/neon -G Ninja "${cmake_args[@]}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux \
+cmake -S . -B build/neon -G Ninja "${cmake_args[@]}" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O1 -DCMAKE_SYSTEM_NAME=Linux \
   -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
   -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64;-L;/usr/aarch64-linux-gnu" \
   -DCatch2_DIR="$(dirname "$(find "$repo/build/neon-packages/root" -name Catch2Config.cmake)")" \

@@ -29,7 +29,7 @@ namespace {
 using Fp32 = IndexerCase<float, format::Plain<float>>;
 using AllHosts =
     std::tuple<test::Serial, test::Threads, test::Backward, test::On<HostIsa::portable>,
-               test::On<HostIsa::avx2>, test::On<HostIsa::avx512>>;
+               test::On<HostIsa::avx2>, test::On<HostIsa::avx512>, test::On<HostIsa::avx512_bf16>>;
 
 /// A request whose key s scores value(s), whatever its sign: two heads of opposite weights take one
 /// lane each.

@@ -39,13 +39,6 @@ template <class Query>
 using Int8Case = test::IndexerCase<Query, format::IndexKeyInt8, ApproximateInt8Indexer<Query>>;
 using Scores = std::vector<std::vector<float>>;
 
-bool same(Scores const& a, Scores const& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](auto const& x, auto const& y) {
-    return std::equal(x.begin(), x.end(), y.begin(), y.end(),
-                      [](float p, float q) { return p == q || (std::isnan(p) && std::isnan(q)); });
-  });
-}
-
 /// Puts codes and a scale where the format says they are. Only for a cache without pages.
 template <class Case>
 void write_codes(Case& c, index_t position, std::vector<int> const& codes, float scale) {
@@ -191,6 +184,7 @@ TEMPLATE_LIST_TEST_CASE("approximate int8: every lane, head and code by one-hots
 
 TEMPLATE_LIST_TEST_CASE("approximate int8: the largest codes do not saturate", "[indexer][int8]",
                         test::AllExecutors) {
+  TestType const x{};
   for (index_t const lanes : {2, 128, 2048}) {  // 2048 * 128 * 64 = 2^24, exact in fp32
     Int8Case<float> c(4, {.requests = 1, .keys = 40, .lanes = lanes});
     for (index_t s = 0; s < 40; ++s) {
@@ -211,7 +205,7 @@ TEMPLATE_LIST_TEST_CASE("approximate int8: the largest codes do not saturate", "
       weights[h] = 1;
       c.add_row(40, 0, query, weights);
     }
-    auto const scores = run_scores(TestType{}, c);
+    auto const scores = run_scores(x, c);
     index_t wrong = 0;
     for (index_t row = 0; row < 4; ++row) {
       for (index_t s = 0; s < 40; ++s) {
@@ -229,6 +223,7 @@ TEMPLATE_LIST_TEST_CASE("approximate int8: the largest codes do not saturate", "
 
 TEMPLATE_LIST_TEST_CASE("approximate int8: query codes round to nearest, ties to even",
                         "[indexer][int8]", test::AllExecutors) {
+  TestType const x{};
   // one key per lane, 1 in that lane, so scores are the codes of the lanes; the largest is 64
   std::vector<float> const lanes{64, 0.5f, 1.5f, 2.5f, 62.5f, 63.5f, 0.49999997f, 0.50000006f, 1};
   std::vector<float> const codes{64, 0, 2, 2, 62, 64, 0, 1, 1};
@@ -242,13 +237,13 @@ TEMPLATE_LIST_TEST_CASE("approximate int8: query codes round to nearest, ties to
   auto query = lanes;
   for (float const lane : lanes) query.push_back(-lane);
   c.add_row(static_cast<position_t>(n), 0, query, {1, 1});
-  CHECK(run_scores(TestType{}, c)[0] == codes);
+  CHECK(run_scores(x, c)[0] == codes);
   for (index_t s = 0; s < n; ++s) {
     std::vector<int> key(lanes.size(), 0);
     key[static_cast<std::size_t>(s)] = -1;
     write_codes(c, s, key, 1);
   }
-  CHECK(run_scores(TestType{}, c)[0] == codes);  // by the negative head
+  CHECK(run_scores(x, c)[0] == codes);  // by the negative head
 }
 
 TEMPLATE_LIST_TEST_CASE("approximate int8: NaN and infinity", "[indexer][int8]",
@@ -267,7 +262,7 @@ TEMPLATE_LIST_TEST_CASE("approximate int8: NaN and infinity", "[indexer][int8]",
     return std::all_of(scores.begin(), scores.end(), [](float v) { return std::isnan(v); });
   };
   for (float const bad : {not_a_number, -not_a_number, infinity, -infinity}) {
-    for (std::size_t const lane : {0, 19, 20, 39, 59}) {
+    for (std::size_t const lane : {0u, 19u, 20u, 39u, 59u}) {
       CHECK(all_nan(with([&](auto& query, auto&) { query[lane] = bad; })));
     }
   }
@@ -327,10 +322,10 @@ TEMPLATE_LIST_TEST_CASE("approximate int8: a position without a slot scores -inf
 TEMPLATE_LIST_TEST_CASE("approximate int8: lengths, and rows that select everything",
                         "[indexer][int8]", test::AllExecutors) {
   TestType const x{};
-  Int8Case<bf16> c(3, {.requests = 1, .keys = 30, .lanes = 24, .page_size = 4});
-  c.keys.write_random(0, 0, 30, 2);
-  for (position_t const length : {std::numeric_limits<position_t>::min(), -1, 0, 1, 12, 13, 29, 30,
-                                  31, std::numeric_limits<position_t>::max()}) {
+  Int8Case<bf16> c(3, {.requests = 1, .keys = 32, .lanes = 24, .page_size = 4});
+  c.keys.write_random(0, 0, 32, 2);
+  for (position_t const length : {std::numeric_limits<position_t>::min(), -1, 0, 1, 12, 13, 31, 32,
+                                  33, std::numeric_limits<position_t>::max()}) {
     c.add_random_row(length, 0, 4);
   }
   auto const scores = run_scores(x, c);
@@ -348,7 +343,9 @@ TEMPLATE_LIST_TEST_CASE("approximate int8: the selection is the top-k of the sco
   for (bool const equal : {false, true}) {
     auto c = random_case<bf16>(8, 64, 1500, 64, 20);
     if (equal) {
-      for (index_t s = 0; s < 1500; s += 2) c.keys.write(0, s, spread(64, s % 6 + 1u, false));
+      for (index_t s = 0; s < 1500; s += 2) {
+        c.keys.write(0, s, spread(64, static_cast<std::uint64_t>(s % 6 + 1), false));
+      }
     }
     auto const scores = run_scores(x, c);
     for (index_t const top_k : {1, 100, 1493}) {
@@ -388,6 +385,7 @@ TEST_CASE("approximate int8: bits do not depend on batch, threads, pages or stri
 
 TEMPLATE_LIST_TEST_CASE("approximate int8: exact sums give every executor the same bits",
                         "[indexer][int8]", test::AllExecutors) {
+  TestType const x{};
   Int8Case<float> c(20, {.requests = 1, .keys = 300, .lanes = 65});
   Random random(3);
   auto const integers = [&](std::size_t n, int most) {
@@ -407,8 +405,8 @@ TEMPLATE_LIST_TEST_CASE("approximate int8: exact sums give every executor the sa
     for (std::size_t h = 0; h < 20; ++h) query[65 * h] = 64;
     c.add_row(291 + row, 0, query, integers(20, 3));
   }
-  CHECK(run_scores(TestType{}, c) == run_scores(ReferenceExec{}, c));
-  CHECK(run_select(TestType{}, c, 40) == run_select(ReferenceExec{}, c, 40));
+  CHECK(run_scores(x, c) == run_scores(ReferenceExec{}, c));
+  CHECK(run_select(x, c, 40) == run_select(ReferenceExec{}, c, 40));
 }
 
 TEST_CASE("approximate int8: finds what the exact bf16 indexer selects", "[indexer][int8]") {

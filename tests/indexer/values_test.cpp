@@ -208,6 +208,28 @@ TEMPLATE_LIST_TEST_CASE("indexer: dimensions that no vector width divides", "[in
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("indexer: bf16 with bf16, the same bits in pages of any size", "[indexer]",
+                        test::IsaExecutors) {
+  TestType const x{};
+  for (index_t const lanes : {1, 7, 33, 127, 128, 130}) {  // 128: keys that the host need not copy
+    for (index_t const heads : {1, 5, 17, 64}) {
+      INFO("lanes " << lanes << ", heads " << heads);
+      std::vector<std::vector<float>> want;
+      for (index_t const page_size : {0, 1, 12, 64}) {
+        IndexerCase<bf16, format::Plain<bf16>> c(
+            heads, {.requests = 1, .keys = 101, .lanes = lanes, .page_size = page_size});
+        c.keys.write_random(0, 0, 101, 2);
+        for (std::uint64_t seed = 0; seed < 3; ++seed) {
+          c.add_random_row(static_cast<position_t>(99 + seed), 0, seed);
+        }
+        auto const got = run_scores(x, c);
+        if (want.empty()) check_scores(c, want = got);
+        CHECK(got == want);
+      }
+    }
+  }
+}
+
 TEMPLATE_LIST_TEST_CASE("indexer: strided queries, weights, lengths and requests", "[indexer]",
                         test::Executors) {
   IndexerCase<bf16, format::Plain<bf16>> c(

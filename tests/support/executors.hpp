@@ -79,12 +79,14 @@ inline constexpr auto space = indexshare::Space::device;
 /// For TEMPLATE_LIST_TEST_CASE.
 using Executors = std::tuple<indexshare::ReferenceExec, Serial, Threads>;
 /// For case lists that reach into the kernels of an instruction set.
-using IsaExecutors = std::tuple<On<indexshare::HostIsa::portable>, On<indexshare::HostIsa::avx2>,
-                                On<indexshare::HostIsa::avx512>>;
+using IsaExecutors =
+    std::tuple<On<indexshare::HostIsa::portable>, On<indexshare::HostIsa::avx2>,
+               On<indexshare::HostIsa::avx512>, On<indexshare::HostIsa::avx512_bf16>>;
 /// For the cases that show most at once.
 using AllExecutors =
     std::tuple<indexshare::ReferenceExec, Serial, Threads, On<indexshare::HostIsa::portable>,
-               On<indexshare::HostIsa::avx2>, On<indexshare::HostIsa::avx512>>;
+               On<indexshare::HostIsa::avx2>, On<indexshare::HostIsa::avx512>,
+               On<indexshare::HostIsa::avx512_bf16>>;
 /// Of the memory that Executors work on.
 inline constexpr auto space = indexshare::Space::host;
 #endif

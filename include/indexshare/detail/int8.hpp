@@ -19,6 +19,7 @@ namespace detail {
 inline constexpr float largest_key_code = 127;
 /// Of a query: two products with unsigned keys, 2 * 255 * 64, fit 16 signed bits.
 inline constexpr float largest_query_code = 64;
+static_assert(2 * 255 * largest_query_code <= std::numeric_limits<std::int16_t>::max());
 
 /// Bits that are ordered as magnitudes are, infinity and then NaN above all numbers.
 constexpr std::int32_t magnitude_bits(float value) noexcept {

@@ -59,7 +59,7 @@ struct HostScorer<ApproximateInt8Indexer<Query>> {
         widen_row(widen, &in.q(row, h, 0), dim(), scratch.head);
         std::int8_t* const codes = queries(i) + h / panel_width * panel_width * query_bytes() +
                                    h % panel_width * int8_group;
-        // of scale NaN: so is the weight
+        // a scale of NaN makes the weight NaN, and so all scores of the row
         weight = in.weights(row, h) * score_table.quantize(scratch.head, dim(), codes, sum);
       }
       scratch.offsets[i * padded_heads() + h] = -128 * sum;
@@ -67,11 +67,11 @@ struct HostScorer<ApproximateInt8Indexer<Query>> {
     }
   }
   void take(index_t s, position_t slot, index_t n) const noexcept {
-    std::byte const* codes = in.keys.row(slot);
-    std::byte const* const scales = scale_of(in.keys, slot);
-    std::memcpy(scratch.scales + s, scales, static_cast<std::size_t>(n) * sizeof(float));
-    for (index_t i = 0; i < n; ++i, codes += in.keys.row_stride) {
-      score_table.take(codes, dim(), key(s + i));
+    std::byte const* const codes = in.keys.row(slot);
+    std::memcpy(scratch.scales + s, scale_of(in.keys, slot),
+                static_cast<std::size_t>(n) * sizeof(float));
+    for (index_t i = 0; i < n; ++i) {
+      score_table.take(codes + i * in.keys.row_stride, dim(), key(s + i));
     }
   }
   void blank(index_t s) const noexcept {

@@ -43,12 +43,14 @@ struct AttentionDims {
   index_t key_dim;   ///< not padded
   index_t key_step;  ///< between decoded rows
   index_t width;     ///< value_dim padded to panel_width
+  index_t pairs;  ///< of a key, where keys and queries of bf16 may be multiplied in pairs, else 0
 
-  explicit AttentionDims(Shape const& shape) noexcept
+  AttentionDims(Shape const& shape, bool in_pairs) noexcept
       : heads(padded_to_panel(shape.heads)),
         key_dim(shape.key_dim),
         key_step(padded_to_panel(shape.key_dim) + panel_width),
-        width(padded_to_panel(shape.value_dim)) {}
+        width(padded_to_panel(shape.value_dim)),
+        pairs(in_pairs ? bf16_pairs(shape.key_dim) : 0) {}
 };
 
 inline float* take_floats(WorkspaceCarver& carver, index_t rows, index_t columns) noexcept {
@@ -72,15 +74,21 @@ struct AttentionScratch {
   float* factors;  ///< [heads]
   RunningSoftmax row;
   RunningSoftmax split;
+  Bf16Pair* pair_keys;     ///< [attention_tile][pairs]
+  Bf16Pair* pair_queries;  ///< [panels][pairs][panel_width], in the memory of `queries`
 };
 
 inline AttentionScratch carve_scratch(WorkspaceCarver& carver, AttentionDims const& dims) noexcept {
   float* const keys = take_floats(carver, attention_tile, dims.key_step);
+  WorkspaceCarver same = carver;
+  auto* const pair_queries = same.take<Bf16Pair>(saturating_area(dims.heads, dims.pairs));
   float* const queries = take_floats(carver, dims.heads, dims.key_dim);
   float* const weights = take_floats(carver, attention_tile, dims.heads);
   float* const factors = take_floats(carver, 1, dims.heads);
   RunningSoftmax const row = carve_softmax(carver, dims, 1);
-  return {keys, queries, weights, factors, row, carve_softmax(carver, dims, 1)};
+  RunningSoftmax const split = carve_softmax(carver, dims, 1);
+  auto* const pair_keys = carver.take<Bf16Pair>(saturating_area(attention_tile, dims.pairs));
+  return {keys, queries, weights, factors, row, split, pair_keys, pair_queries};
 }
 
 /// Results of splits, each computed by a task of its own.
@@ -105,6 +113,12 @@ struct HeadRange {
   index_t count;
 };
 
+/// Whether keys of a cache and such queries are both bf16.
+template <class Query, class Cache>
+inline constexpr bool multiplies_bf16 = false;
+template <>
+inline constexpr bool multiplies_bf16<bf16, CacheView<Space::host, format::Plain<bf16>>> = true;
+
 /// Whose queries a worker's scratch holds.
 struct QueryTile {
   index_t row = -1;
@@ -117,6 +131,8 @@ class MlaRun {
  public:
   using Inputs = typename Policy::template inputs<Space::host>;
   using Outputs = typename Policy::template outputs<Space::host>;
+  static constexpr bool in_pairs =
+      multiplies_bf16<typename decltype(Inputs::q)::value_type, decltype(Inputs::kv)>;
 
   MlaRun(HostExec<PF> const& x, Inputs const& in, RowBatch<Space::host> const& batch, RowRange rows,
          GroupPlan<Space::host> const& plan, Outputs const& out, Shape const& shape,
@@ -127,17 +143,20 @@ class MlaRun {
         panels_(kernels<PanelKernels>(x.isa)),
         widen_(kernels<WidenKernels>(x.isa)),
         narrow_(kernels<NarrowKernels>(x.isa)),
+        pairs_(in_pairs ? pair_kernels(x.isa) : nullptr),
         in_(in),
         batch_(batch),
         rows_(rows),
         plan_(plan),
         out_(out),
         keys_(shape.keys),
-        dims_(shape),
+        dims_(dims(shape)),
         ws_(ws) {
     WorkspaceCarver carver(ws);
     partials_ = carve(carver, dims_, shape.with_rows(rows.count), workers_);
   }
+
+  static AttentionDims dims(Shape const& shape) noexcept { return {shape, in_pairs}; }
 
   /// All scratch of a call: that of the workers, then that of the splits.
   static AttentionPartials carve(WorkspaceCarver& carver, AttentionDims const& dims,
@@ -302,6 +321,15 @@ class MlaRun {
 
   /// The keys' scratch holds the rows of a panel before they are turned.
   void pack_queries(index_t row, HeadRange heads, AttentionScratch const& scratch) const noexcept {
+    if constexpr (in_pairs) {
+      if (pairs_ != nullptr) {
+        pack_pairs(
+            heads.count, dims_.key_dim,
+            [&](index_t h) noexcept { return &in_.q(row, heads.first + h, 0); },
+            scratch.pair_queries);
+        return;
+      }
+    }
     for (index_t first = 0; first < heads.count; first += panel_width) {
       index_t const count = std::min(panel_width, heads.count - first);
       for (index_t h = 0; h < count; ++h) {
@@ -332,9 +360,13 @@ class MlaRun {
                          .ahead = ahead,
                          .ahead_bytes = row_bytes(in_.kv)};
     while (next < last) {
-      block.count = decode_tile(row, next, last, scratch.keys);
+      block.count = decode_tile(row, next, last, scratch);
       if (block.count == 0) break;
-      attend_.weigh(block, softmax);
+      if (pairs_ != nullptr) {
+        pairs_->weigh(block, {scratch.pair_queries, scratch.pair_keys}, softmax);
+      } else {
+        attend_.weigh(block, softmax);
+      }
       block.ahead_count = rows_ahead(row, next, ahead);
       attend_.add_values(block, softmax);
       block.first = false;
@@ -344,15 +376,30 @@ class MlaRun {
 
   /// Decodes up to a tile of the entries from `next` on that lie in the cache; entries elsewhere
   /// leave no trace. Returns how many were decoded and moves `next`.
-  index_t decode_tile(index_t row, index_t& next, index_t last, float* keys) const noexcept {
+  index_t decode_tile(index_t row, index_t& next, index_t last,
+                      AttentionScratch const& scratch) const noexcept {
     index_t count = 0;
     for (; next < last && count < attention_tile; ++next) {
       position_t const place = slot(row, next);
       if (!in_.kv.has(place)) continue;
-      decode_row(widen_, in_.kv, place, keys + count * dims_.key_step);
+      decode_key(place, count, scratch);
       ++count;
     }
     return count;
+  }
+
+  /// With pairs only the values are decoded, and the row beside them is for its logits.
+  void decode_key(position_t place, index_t i, AttentionScratch const& scratch) const noexcept {
+    float* const key = scratch.keys + i * dims_.key_step;
+    if constexpr (in_pairs) {
+      if (pairs_ != nullptr) {
+        bf16 const* const row = in_.kv.row(place);
+        pairs_->take(row, dims_.key_dim, scratch.pair_keys + i * dims_.pairs);
+        widen_row(widen_, row, std::min(dims_.width, dims_.key_dim), key);
+        return;
+      }
+    }
+    decode_row(widen_, in_.kv, place, key);
   }
 
   /// Where the rows of the next tile lie, whether or not they belong to the same split.
@@ -397,6 +444,7 @@ class MlaRun {
   PanelKernels const& panels_;
   WidenKernels const& widen_;
   NarrowKernels const& narrow_;
+  PairKernels const* pairs_;  ///< or null: logits of floats
   Inputs const& in_;
   RowBatch<Space::host> const& batch_;
   RowRange rows_;
@@ -423,8 +471,8 @@ noexcept {
     return refuse(status);
   }
   WorkspaceCarver carver;
-  detail::MlaRun<PF, Policy>::carve(carver, detail::AttentionDims(shape), shape,
-                                    x.parallel_for.concurrency());
+  using Run = detail::MlaRun<PF, Policy>;
+  Run::carve(carver, Run::dims(shape), shape, x.parallel_for.concurrency());
   return carver.size();
 }
 

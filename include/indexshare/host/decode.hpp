@@ -89,6 +89,19 @@ inline void decode_row(WidenKernels const& widen,
   }
 }
 
+/// Heads of bf16 to panels of pairs: out[h / panel_width][d / 2][h % panel_width].lanes[d % 2] =
+/// head(h)[d], zero past the last head and the last lane.
+template <class HeadAt>
+void pack_pairs(index_t heads, index_t dim, HeadAt const& head, Bf16Pair* out) noexcept {
+  index_t const panel = bf16_pairs(dim) * panel_width;
+  std::fill_n(out, padded_to_panel(heads) / panel_width * panel, Bf16Pair{});
+  for (index_t h = 0; h < heads; ++h) {
+    bf16 const* const source = head(h);
+    Bf16Pair* const column = out + h / panel_width * panel + h % panel_width;
+    for (index_t d = 0; d < dim; ++d) column[d / 2 * panel_width].lanes[d % 2] = source[d];
+  }
+}
+
 /// Bytes of memory that a row of a cache lies in, for fetching it ahead of time. A guess for the
 /// formats of a caller.
 template <class Format>

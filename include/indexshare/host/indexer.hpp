@@ -16,10 +16,18 @@ namespace indexshare {
 inline namespace v0 {
 namespace detail {
 
+/// A row's weights, zero past the last head of its last panel.
+template <class Inputs>
+void pack_weights(Inputs const& in, index_t row, float* weights) noexcept {
+  index_t const heads = in.weights.extent(1);
+  for (index_t h = 0; h < heads; ++h) weights[h] = in.weights(row, h);
+  std::fill(weights + heads, weights + padded_to_panel(heads), 0.0f);
+}
+
 /// Queries and keys become floats: queries once per row of a tile, keys once per block for all rows
 /// of the tile.
 template <class Query, class KeyFormat>
-struct HostScorer<ReluDotIndexer<Query, KeyFormat>> {
+struct FloatScorer {
   using Inputs = typename ReluDotIndexer<Query, KeyFormat>::template inputs<Space::host>;
 
   struct Scratch {
@@ -37,7 +45,7 @@ struct HostScorer<ReluDotIndexer<Query, KeyFormat>> {
     return {keys, panel, queries, carver.take<float>(saturating_area(tile_rows, heads))};
   }
 
-  HostScorer(HostIsa isa, Inputs const& inputs, Scratch const& memory) noexcept
+  FloatScorer(HostIsa isa, Inputs const& inputs, Scratch const& memory) noexcept
       : score_table(kernels<ScoreKernels>(isa)),
         panels(kernels<PanelKernels>(isa)),
         widen(kernels<WidenKernels>(isa)),
@@ -52,9 +60,7 @@ struct HostScorer<ReluDotIndexer<Query, KeyFormat>> {
       }
       panels.pack(scratch.heads, dim(), count, dim(), queries(i) + first * dim());
     }
-    for (index_t h = 0; h < padded_to_panel(heads()); ++h) {
-      weights(i)[h] = h < heads() ? in.weights(row, h) : 0.0f;
-    }
+    pack_weights(in, row, weights(i));
   }
   void take(index_t s, position_t slot, index_t n) const noexcept {
     for (index_t i = 0; i < n; ++i) decode_row(widen, in.keys, slot + i, key(s + i));
@@ -89,6 +95,121 @@ struct HostScorer<ReluDotIndexer<Query, KeyFormat>> {
   WidenKernels const& widen;
   Inputs const& in;
   Scratch scratch;
+};
+
+template <class Query, class KeyFormat>
+struct HostScorer<ReluDotIndexer<Query, KeyFormat>> : FloatScorer<Query, KeyFormat> {
+  using FloatScorer<Query, KeyFormat>::FloatScorer;
+};
+
+/// Queries and keys of bf16 stay what they are: their lanes are multiplied in pairs.
+struct PairScorer {
+  using Inputs = ReluDotIndexer<bf16, format::Plain<bf16>>::inputs<Space::host>;
+
+  struct Scratch {
+    Bf16Pair* keys;     ///< [score_block_keys][pair_pitch(dim)], copied
+    Bf16Pair* queries;  ///< [tile rows][panels][pairs][panel_width]
+    float* weights;     ///< [tile rows][panels][panel_width]
+  };
+  static Scratch carve(WorkspaceCarver& carver, index_t tile_rows, Shape const& shape) noexcept {
+    index_t const heads = padded_to_panel(shape.index_heads);
+    index_t const dim = shape.index_dim;
+    auto* const keys = carver.take<Bf16Pair>(saturating_area(score_block_keys, pair_pitch(dim)));
+    auto* const queries =
+        carver.take<Bf16Pair>(saturating_area(tile_rows * heads, bf16_pairs(dim)));
+    return {keys, queries, carver.take<float>(saturating_area(tile_rows, heads))};
+  }
+
+  PairScorer(HostIsa isa, Inputs const& inputs, Scratch const& memory) noexcept
+      : table(pair_kernels(isa)), in(inputs), scratch(memory) {}
+
+  bool usable() const noexcept { return table != nullptr; }
+
+  void pack(index_t i, index_t row) const noexcept {
+    pack_pairs(
+        heads(), dim(), [&](index_t h) noexcept { return &in.q(row, h, 0); }, queries(i));
+    pack_weights(in, row, weights(i));
+  }
+  void take(index_t s, position_t slot, index_t n) const noexcept {
+    bf16 const* const first = in.keys.row(slot);
+    if (n == score_block_keys && in_place()) {
+      block = reinterpret_cast<Bf16Pair const*>(first);
+      return;
+    }
+    block = scratch.keys;
+    for (index_t i = 0; i < n; ++i) table->take(first + i * in.keys.row_stride, dim(), key(s + i));
+  }
+  void blank(index_t s) const noexcept {
+    block = scratch.keys;
+    std::fill_n(key(s), bf16_pairs(dim()), Bf16Pair{});
+  }
+
+  void score(index_t i, index_t count, char const* const* ahead, float* out) const noexcept {
+    PairKeyBlock const keys{.queries = queries(i),
+                            .weights = weights(i),
+                            .heads = heads(),
+                            .dim = dim(),
+                            .keys = block,
+                            .count = count,
+                            .ahead = ahead,
+                            .ahead_bytes = dim() * static_cast<index_t>(sizeof(bf16))};
+    table->score(keys, out);
+  }
+
+ private:
+  index_t heads() const noexcept { return in.q.extent(1); }
+  index_t dim() const noexcept { return in.q.extent(2); }
+  /// Whether rows of the cache lie as the rows of a copied block do.
+  bool in_place() const noexcept {
+    return dim() % 2 == 0 && in.keys.row_stride == 2 * pair_pitch(dim());
+  }
+  Bf16Pair* key(index_t s) const noexcept { return scratch.keys + s * pair_pitch(dim()); }
+  Bf16Pair* queries(index_t i) const noexcept {
+    return scratch.queries + i * padded_to_panel(heads()) * bf16_pairs(dim());
+  }
+  float* weights(index_t i) const noexcept {
+    return scratch.weights + i * padded_to_panel(heads());
+  }
+
+  PairKernels const* table;
+  Inputs const& in;
+  Scratch scratch;
+  mutable Bf16Pair const* block = nullptr;  ///< of keys: copied ones, or those of the cache
+};
+
+/// In pairs where the instruction set multiplies them, else in floats.
+template <>
+struct HostScorer<ReluDotIndexer<bf16, format::Plain<bf16>>> {
+  using Floats = FloatScorer<bf16, format::Plain<bf16>>;
+  using Inputs = Floats::Inputs;
+
+  struct Scratch {
+    Floats::Scratch floats;
+    PairScorer::Scratch pairs;
+  };
+  /// One of the two is used, and floats need more.
+  static Scratch carve(WorkspaceCarver& carver, index_t tile_rows, Shape const& shape) noexcept {
+    WorkspaceCarver same = carver;
+    return {Floats::carve(carver, tile_rows, shape), PairScorer::carve(same, tile_rows, shape)};
+  }
+
+  HostScorer(HostIsa isa, Inputs const& inputs, Scratch const& memory) noexcept
+      : floats(isa, inputs, memory.floats), pairs(isa, inputs, memory.pairs) {}
+
+  void pack(index_t i, index_t row) const noexcept {
+    pairs.usable() ? pairs.pack(i, row) : floats.pack(i, row);
+  }
+  void take(index_t s, position_t slot, index_t n) const noexcept {
+    pairs.usable() ? pairs.take(s, slot, n) : floats.take(s, slot, n);
+  }
+  void blank(index_t s) const noexcept { pairs.usable() ? pairs.blank(s) : floats.blank(s); }
+  void score(index_t i, index_t count, char const* const* ahead, float* out) const noexcept {
+    pairs.usable() ? pairs.score(i, count, ahead, out) : floats.score(i, count, ahead, out);
+  }
+
+ private:
+  Floats floats;
+  PairScorer pairs;
 };
 
 /// Parts that scoring is cut into, for threads that run at different speeds.

@@ -11,6 +11,8 @@ inline namespace v0 {
 inline bool runs_here(HostIsa isa) noexcept {
   switch (isa) {
 #if defined(__x86_64__)
+    case HostIsa::avx512_bf16:
+      return runs_here(HostIsa::avx512) && __builtin_cpu_supports("avx512bf16");
     case HostIsa::avx512:
       return runs_here(HostIsa::avx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -19,6 +21,7 @@ inline bool runs_here(HostIsa isa) noexcept {
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 #else
+    case HostIsa::avx512_bf16:
     case HostIsa::avx512:
     case HostIsa::avx2:
       return false;
@@ -33,6 +36,7 @@ inline bool runs_here(HostIsa isa) noexcept {
 /// The instruction set that `automatic` stands for on this processor, else the one given.
 inline HostIsa resolved(HostIsa isa) noexcept {
   if (isa != HostIsa::automatic) return isa;
+  if (runs_here(HostIsa::avx512_bf16)) return HostIsa::avx512_bf16;
   if (runs_here(HostIsa::avx512)) return HostIsa::avx512;
   return runs_here(HostIsa::avx2) ? HostIsa::avx2 : HostIsa::portable;
 }

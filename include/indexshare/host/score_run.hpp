@@ -175,12 +175,16 @@ class ScoreRun {
 
   /// The rows of the block that begins at `first`, for a kernel that fetches them as it goes.
   void find_rows(index_t request, index_t first, char const** rows) const noexcept {
+    auto const* const nowhere = reinterpret_cast<char const*>(rows);  // which is in the cache
     for_each_run(request, first, score_block_keys,
                  [&](position_t slot, index_t n, index_t i) noexcept {
-                   auto const* row = slot == no_position ? nullptr : in_.keys.row(slot);
-                   for (index_t last = i + n; i < last; ++i) {
-                     rows[i] = row == nullptr ? rows[0] : reinterpret_cast<char const*>(row);
-                     if (row != nullptr) row += in_.keys.row_stride;
+                   if (slot == no_position) {
+                     std::fill_n(rows + i, n, nowhere);
+                     return;
+                   }
+                   auto const* const row = in_.keys.row(slot);
+                   for (index_t j = 0; j < n; ++j) {
+                     rows[i + j] = reinterpret_cast<char const*>(row + j * in_.keys.row_stride);
                    }
                  });
   }

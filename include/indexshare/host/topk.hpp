@@ -138,7 +138,7 @@ Status topk_select(HostExec<PF> const& x, RadixTopK policy,
       keys <= width ? 0 : detail::topk_scratch(x.parallel_for.concurrency(), width, keys).bytes;
   Status const status = detail::first_failure(
       {detail::check_isa(x), check_inputs(policy, scores, lengths, out),
-       detail::check_workspace("workspace of the top-k, in bytes", ws, scratch)});
+       detail::check_workspace("workspace of top-k, in bytes", ws, scratch)});
   if (!status.ok()) return status;
 
   x.parallel_for(scores.extent(0), [&](index_t begin, index_t end, int worker) noexcept {

@@ -5,6 +5,9 @@
 #include <indexshare/detail/check.hpp>
 #include <indexshare/indexer/relu_dot.hpp>
 
+#include <cstdint>
+#include <limits>
+
 namespace indexshare {
 inline namespace v0 {
 
@@ -37,6 +40,7 @@ struct ApproximateInt8Indexer {
 
 /// Lanes of a dot that stays within 32 bits.
 inline constexpr index_t max_int8_index_dim = index_t{1} << 16;
+static_assert(255 * 64 * max_int8_index_dim <= std::numeric_limits<std::int32_t>::max());
 
 /// As of the exact indexer, and at most `max_int8_index_dim` lanes. Errors: bad_shape.
 template <Element Query>

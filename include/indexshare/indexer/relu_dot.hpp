@@ -13,7 +13,8 @@ inline namespace v0 {
 /// positive) into w, in fp32; nothing is applied here. A position without a slot scores -inf.
 ///
 /// @tparam Query      element of the queries: float, bf16, fp16, e4m3
-/// @tparam KeyFormat  layout of the index-key cache: format::Plain<T>, format::IndexKeyE4m3
+/// @tparam KeyFormat  layout of the index-key cache: format::Plain<T>, format::IndexKeyE4m3,
+///                    format::IndexKeyInt8
 /// @source DeepSeek-V3.2-Exp inference/model.py, Indexer, commit 3b99a53
 template <Element Query, class KeyFormat>
 struct ReluDotIndexer {

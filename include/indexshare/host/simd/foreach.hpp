@@ -82,6 +82,11 @@ inline namespace INDEXSHARE_ISA_MATH {
 #undef INDEXSHARE_ISA_LANES
 #undef INDEXSHARE_ISA_REGISTERS
 #undef INDEXSHARE_ISA_TARGET
+
+#define INDEXSHARE_ISA_TARGET \
+  __attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2")))
+#include <indexshare/host/simd/bf16_pairs.inl>
+#undef INDEXSHARE_ISA_TARGET
 #endif
 
 /// A stage's table (tables.hpp) for an instruction set that runs here.
@@ -89,6 +94,7 @@ template <class Table>
 Table const& kernels(HostIsa isa) noexcept {
 #if defined(__x86_64__)
   switch (resolved(isa)) {
+    case HostIsa::avx512_bf16:
     case HostIsa::avx512:
       return avx512::table<Table>;
     case HostIsa::avx2:
@@ -100,6 +106,16 @@ Table const& kernels(HostIsa isa) noexcept {
   static_cast<void>(isa);
 #endif
   return portable::table<Table>;
+}
+
+/// Kernels for pairs of bf16, or null where the instruction set has none.
+inline PairKernels const* pair_kernels(HostIsa isa) noexcept {
+#if defined(__x86_64__)
+  if (resolved(isa) == HostIsa::avx512_bf16) return &avx512_bf16::pair_table;
+#else
+  static_cast<void>(isa);
+#endif
+  return nullptr;
 }
 
 }  // namespace INDEXSHARE_ISA_MATH

@@ -5,8 +5,8 @@
 
 using Ints = std::int32_t __attribute__((vector_size(4 * lanes)));
 
-/// Keys of a register tile, beside `tile_vectors` of heads. With more of them the registers would
-/// do, but not the loads.
+/// Keys of a register tile, beside `tile_vectors` of heads: fewer load more, and with six of them
+/// the products have too few of 16 registers left.
 inline constexpr int int8_tile_rows = 4;
 
 template <int... I>

@@ -72,6 +72,28 @@ struct ScoreKernels {
   void (*score)(KeyBlock const& block, float* out) noexcept;
 };
 
+/// Neighbouring lanes that are multiplied at a time; zero past the last one.
+struct Bf16Pair {
+  bf16 lanes[2];
+};
+constexpr index_t bf16_pairs(index_t dim) noexcept { return (dim + 1) / 2; }
+
+/// Pairs between the keys of a block, as `key_pitch`.
+inline constexpr index_t usual_pair_pitch = usual_key_pitch / 2;
+constexpr index_t pair_pitch(index_t dim) noexcept { return bf16_pairs(key_pitch(dim)); }
+
+/// One query row of bf16 against one block of keys of bf16.
+struct PairKeyBlock {
+  Bf16Pair const* queries = nullptr;  ///< [panels][pairs][panel_width], zero past the last head
+  float const* weights = nullptr;     ///< [panels][panel_width], zero past the last head
+  index_t heads = 0;
+  index_t dim = 0;
+  Bf16Pair const* keys = nullptr;  ///< [score_block_keys][pair_pitch(dim)]; past `count`: anything
+  index_t count = 0;
+  char const* const* ahead = nullptr;  ///< as in KeyBlock
+  index_t ahead_bytes = 0;
+};
+
 /// Lanes of a key or a query that are multiplied at a time.
 inline constexpr index_t int8_group = 4;
 constexpr index_t int8_groups(index_t dim) noexcept { return (dim + int8_group - 1) / int8_group; }
@@ -169,6 +191,24 @@ struct AttentionKernels {
   /// The softmax over the keys of both, into the first.
   void (*merge)(RunningSoftmax const& into, RunningSoftmax const& from, index_t heads,
                 index_t width) noexcept;
+};
+
+/// An AttentionBlock's queries and keys of bf16, for logits.
+struct PairLogits {
+  Bf16Pair const* queries = nullptr;  ///< [panels][pairs][panel_width], zero past the last head
+  Bf16Pair const* keys = nullptr;     ///< [attention_tile][pairs]; past `count`: anything
+};
+
+/// Only some instruction sets have these. In dots two exact products at a time are added, the later
+/// lane's first; subnormal lanes and sums count as zeros.
+struct PairKernels {
+  /// The pairs of a row.
+  void (*take)(bf16 const* row, index_t dim, Bf16Pair* out) noexcept;
+  /// As ScoreKernels, but for the dots.
+  void (*score)(PairKeyBlock const& block, float* out) noexcept;
+  /// As AttentionKernels, but for the dots; reads no query or key of the block.
+  void (*weigh)(AttentionBlock const& block, PairLogits const& logits,
+                RunningSoftmax const& softmax) noexcept;
 };
 
 }  // namespace detail
