@@ -2,9 +2,9 @@
 """Times the host back end beside torch and the machine's peaks. Called by scripts/bench.sh cpu.
 
 Every round goes through the shapes. For each, one process of the program measures the FMA peak of as many threads (for
-scores of bf16 the peak of multiplying bf16, for top-k that of reading memory) and the shape; then a torch process, which stays alive, measures its formulation
-(bench/peers/torch_cpu.py). Ratios and fractions are taken within a round, then the median over the rounds. Prints
-tables and writes one JSON file.
+scores of bf16 the peak of multiplying bf16, for top-k that of reading memory) and the shape; then a torch process,
+which stays alive, measures its formulation (bench/peers/torch_cpu.py). Ratios and fractions are taken within a round,
+then the median over the rounds. Prints tables and writes one JSON file.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def peak_of(shape):
     """The peak that a stage runs against, and its unit."""
     if shape["stage"] == "topk":
         return "read", "B/s"
-    # bf16 keys are multiplied in pairs where the processor can, which attention does not do
+    # bf16 is multiplied in pairs where the processor can; attention and a layer, which are so in part, may pass 1
     pairs = shape["type"] == "bf16" and shape["stage"] in ("score", "select")
     return "bf16" if pairs else "fma", "FLOP/s"
 

@@ -50,8 +50,8 @@ enum class HostIsa : std::uint8_t {
   portable,   ///< vectors of 4 floats: SSE2 on x86-64, NEON on AArch64
   avx2,       ///< AVX2 with FMA and F16C
   avx512,     ///< AVX-512 F, BW, DQ and VL, beside AVX2's
-  /// AVX512_BF16 beside avx512: index queries of bf16 and keys of bf16 are multiplied in pairs and
-  /// summed in float; subnormal numbers among them count as zeros
+  /// AVX512_BF16 beside avx512: queries of bf16 and rows of bf16, of index keys and of latents, are
+  /// multiplied in pairs and summed in float; subnormal numbers among them count as zeros
   avx512_bf16,
 };
 

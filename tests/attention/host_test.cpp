@@ -134,6 +134,16 @@ TEMPLATE_LIST_TEST_CASE("host attention: 512 + 64 lanes, counts around splits", 
   check_attention(latent, run_attention<bf16>(x, latent));
 }
 
+TEMPLATE_LIST_TEST_CASE("host attention: bf16 rows of any width, multiplied in pairs or not",
+                        "[attention]", test::IsaExecutors) {
+  TestType const x{};
+  for (index_t const lanes : {1, 2, 7, 33, 287, 288, 289, 578}) {
+    INFO(lanes << " lanes");
+    auto const c = scattered<bf16, format::Plain<bf16>>(17, lanes, (lanes + 2) / 3, {tile + 1});
+    check_attention(c, run_attention<float>(x, c));
+  }
+}
+
 TEMPLATE_LIST_TEST_CASE("host attention: bits do not depend on how a call is cut", "[attention]",
                         test::IsaExecutors) {
   TestType const x{};

@@ -304,13 +304,15 @@ TEST_CASE("bf16 pairs: what is not finite, and subnormal numbers", "[isa]") {
   for (std::size_t h = 0; h < c.weights.size(); ++h) {
     std::ranges::copy(std::vector{0x1p-20f, 1.0f, 0x1p126f, 1.0f, 1.0f}, &c.queries[5 * h]);
   }
-  auto const scores = c.scores(*table, 6);
+  c.keys[6][4] = infinity;  // beside it a zero
+  auto const scores = c.scores(*table, 7);
   CHECK(std::isnan(scores[0]));
   CHECK(scores[1] == infinity);
   CHECK(scores[2] == 0);
   CHECK(std::isnan(scores[3]));
   CHECK(scores[4] == 0);  // as it is without the subnormal lanes; 2^-130 * 2^126 would count
   CHECK(scores[5] == panel_width * 0x1p-120f);
+  CHECK(scores[6] == infinity);
 }
 
 // ---- scores of int8 codes

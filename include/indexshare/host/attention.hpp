@@ -485,8 +485,9 @@ noexcept {
   return detail::first_failure({detail::check_isa(x), check_inputs(in, out, batch, shape)});
 }
 
-/// fp32 throughout: logits sum lanes in ascending order, values sum keys in the order of the plan,
-/// tile by tile within a split of it; splits are merged in that order.
+/// fp32 throughout: logits sum lanes in ascending order (those of bf16 rows as
+/// `detail::PairKernels` where the instruction set has them), values sum keys in the order of the
+/// plan, tile by tile within a split of it; splits are merged in that order.
 template <class PF, class Policy>
 requires detail::is_mla<Policy> Status attention_run(
     HostExec<PF> const& x, Policy, typename Policy::template inputs<Space::host> const& in,

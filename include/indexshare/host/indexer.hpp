@@ -248,9 +248,10 @@ Status indexer_check(HostExec<PF> const& x, Policy const& policy,
   return detail::first_failure({detail::check_isa(x), check_inputs(policy, in, batch, shape)});
 }
 
-/// Scores in fp32; `detail::ScoreKernels` says in which order ReluDotIndexer's are summed. Rows of
-/// one request that follow each other share decoded keys. The work is cut into parts of equal size,
-/// whatever the lengths.
+/// Scores in fp32; `detail::ScoreKernels` says in which order ReluDotIndexer's are summed, and
+/// `detail::PairKernels` for bf16 with bf16 where the instruction set has them. Rows of one request
+/// that follow each other share decoded keys. The work is cut into parts of equal size, whatever
+/// the lengths.
 template <class PF, detail::HostScored Policy>
 Status indexer_score(HostExec<PF> const& x, Policy const&,
                      typename Policy::template inputs<Space::host> const& in,
