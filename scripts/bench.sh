@@ -8,12 +8,13 @@
 #   --quick                    a few shapes, in less than 3 minutes (all: 25)
 #   --no-peers                 without torch; else it is installed into build/peers-venv on the first run
 #                              (some gigabytes; bench/peers/requirements.txt); others: bench/cpu.py --help
+# scripts/bench.sh recall      what ApproximateInt8Indexer finds of exact selections, on synthetic data
 # scripts/bench.sh compile     CPU time to compile the umbrella headers, beside headers that their users include anyway
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$repo/scripts/_setup.sh"
 
-usage() { sed -n '4,11s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+usage() { sed -n '4,12s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 [[ $# -ge 1 ]] || usage
 mode=$1
 shift
@@ -75,6 +76,11 @@ case $mode in
     fi
     exec python3 bench/cpu.py --program build/release/bin/indexshare_bench --out build/release/bench/cpu.json \
       --torch-python "$python" "${arguments[@]}"
+    ;;
+  recall)
+    setup test
+    build indexshare_int8_recall >/dev/null
+    exec build/release/bin/indexshare_int8_recall
     ;;
   compile)
     setup build

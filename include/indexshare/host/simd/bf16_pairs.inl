@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores and logits of one query row by AVX512_BF16's dot product of pairs: beside avx512's kernels,
-// which cannot inline what needs more than their own instructions. A vector holds a head in each
-// place, with two lanes side by side.
+// Scores and logits of one query row by AVX512_BF16's dot product of pairs: beside avx512's
+// kernels, which cannot inline what needs more than their own instructions. A vector holds a head
+// in each place, with two lanes side by side.
 
 namespace avx512_bf16 {
 using namespace avx512;
