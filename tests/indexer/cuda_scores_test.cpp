@@ -277,29 +277,6 @@ TEMPLATE_LIST_TEST_CASE("CUDA indexer: NaN codes of keys and queries stay where 
   }
 }
 
-TEST_CASE("CUDA indexer: an infinite key does not meet padded heads", "[indexer][cuda]") {
-  auto const run = [](auto c) {
-    auto const lanes = static_cast<std::size_t>(c.lanes);
-    auto key = one_hot(c.lanes, 3, infinity);
-    std::fill(key.begin() + 4, key.end(), 1.0f);
-    for (index_t s = 0; s < 40; ++s) c.keys.write(0, s, key);
-    std::vector<float> query(static_cast<std::size_t>(c.heads) * lanes, 1.0f);
-    c.add_row(40, 0, query, std::vector<float>(static_cast<std::size_t>(c.heads), 1.0f));
-    for (float& q : query) q = -1;
-    c.add_row(40, 0, query, std::vector<float>(static_cast<std::size_t>(c.heads), 1.0f));
-    auto const scores = run_scores(test::Cuda{}, c);
-    CHECK(scores[0] == std::vector<float>(40, infinity));
-    CHECK(scores[1] == std::vector<float>(40, 0.0f));
-  };
-  for (index_t const heads : {1, 5, 12, 31, 33}) {
-    for (index_t const lanes : {128, 32}) {
-      test::CacheShape const shape{.requests = 1, .keys = 40, .lanes = lanes};
-      run(IndexerCase<bf16, format::Plain<bf16>>(heads, shape));
-      run(IndexerCase<fp16, format::Plain<fp16>>(heads, shape));
-    }
-  }
-}
-
 TEST_CASE("CUDA indexer: what lies past the longest row is not read", "[indexer][cuda]") {
   // the second page of the request is not mapped to memory that may be read
   IndexerCase<bf16, format::Plain<bf16>> c(

@@ -67,8 +67,10 @@ INDEXSHARE_ISA_TARGET __attribute__((always_inline)) inline void add_pair_heads(
 #pragma GCC unroll 4
   for (int i = 0; i < V; ++i) {
     Floats const weight = load(block.weights + (v + i) * lanes);
+    // an infinite key meets zeros past the last head: what comes of that is no number
+    Words const heads = mask_of(block.heads - (v + i) * lanes);
 #pragma GCC unroll 16
-    for (int j = 0; j < J; ++j) totals[j] += relu(dots[i][j]) * weight;
+    for (int j = 0; j < J; ++j) totals[j] += masked(relu(dots[i][j]), heads) * weight;
   }
 }
 

@@ -23,6 +23,10 @@ constexpr index_t padded_to_panel(index_t n) noexcept {
   return (n + panel_width - 1) / panel_width * panel_width;
 }
 
+/// All ones, then zeros: read from `panel_width - n` on, a mask of the first n places of a vector.
+inline constexpr std::uint32_t place_masks[2 * panel_width] = {
+    ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+
 struct PanelKernels {
   /// panels[h / panel_width][d][h % panel_width] = rows[h][d] for h < heads, zero past the last.
   void (*pack)(float const* rows, index_t row_step, index_t heads, index_t dim,

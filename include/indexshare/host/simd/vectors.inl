@@ -57,3 +57,11 @@ INDEXSHARE_ISA_INLINE float sum(Floats v) noexcept {
 
 /// max(0, x), but NaN stays NaN.
 INDEXSHARE_ISA_INLINE Floats relu(Floats x) noexcept { return x < Floats{} ? Floats{} : x; }
+
+/// The first n places of a vector, all from `lanes` on; zeros in the others.
+INDEXSHARE_ISA_INLINE Words mask_of(index_t n) noexcept {
+  return load_as<Words>(place_masks + panel_width - (n < lanes ? n : lanes));
+}
+INDEXSHARE_ISA_INLINE Floats masked(Floats v, Words mask) noexcept {
+  return bits_as<Floats>(bits_as<Words>(v) & mask);
+}
