@@ -16,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -31,7 +30,6 @@ using test::run_scores;
 
 namespace {
 
-constexpr float infinity = std::numeric_limits<float>::infinity();
 using Scores = std::vector<std::vector<float>>;
 
 template <class Q, class F>
