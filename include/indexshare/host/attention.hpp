@@ -135,7 +135,7 @@ class MlaRun {
       multiplies_bf16<typename decltype(Inputs::q)::value_type, decltype(Inputs::kv)>;
 
   MlaRun(HostExec<PF> const& x, Inputs const& in, RowBatch<Space::host> const& batch, RowRange rows,
-         GroupPlan<Space::host> const& plan, Outputs const& out, Shape const& shape,
+         GroupPlan<Space::host> const& plan, Outputs const& out, Shape const& capacities,
          Workspace ws) noexcept
       : parallel_for_(x.parallel_for),
         workers_(x.parallel_for.concurrency()),
@@ -149,11 +149,11 @@ class MlaRun {
         rows_(rows),
         plan_(plan),
         out_(out),
-        keys_(shape.keys),
-        dims_(dims(shape)),
+        keys_(capacities.keys),
+        dims_(dims(capacities)),
         ws_(ws) {
     WorkspaceCarver carver(ws);
-    partials_ = carve(carver, dims_, shape.with_rows(rows.count), workers_);
+    partials_ = carve(carver, dims_, capacities.with_rows(rows.count), workers_);
   }
 
   static AttentionDims dims(Shape const& shape) noexcept { return {shape, in_pairs}; }

@@ -90,8 +90,8 @@ inline PartEnds carve_ends(WorkspaceCarver& carver, SelectPlan const& plan,
 template <class Policy>
 class SelectScratch {
  public:
-  SelectScratch(SelectPlan const& plan, Shape const& shape, Workspace ws) noexcept
-      : plan_(plan), shape_(shape), ws_(ws) {}
+  SelectScratch(SelectPlan const& plan, Shape const& capacities, Workspace ws) noexcept
+      : plan_(plan), shape_(capacities), ws_(ws) {}
 
   static WorkspaceSize size(SelectPlan const& plan, Shape const& shape) noexcept {
     WorkspaceCarver carver;
@@ -146,15 +146,16 @@ class FusedSelect {
  public:
   using Inputs = typename Policy::template inputs<Space::host>;
 
-  FusedSelect(X const& x, Inputs const& in, RowBatch<Space::host> const& batch, Shape const& shape,
-              SelectionView<Space::host> const& out, SelectPlan const& plan, Workspace ws) noexcept
+  FusedSelect(X const& x, Inputs const& in, RowBatch<Space::host> const& batch,
+              Shape const& capacities, SelectionView<Space::host> const& out,
+              SelectPlan const& plan, Workspace ws) noexcept
       : x_(x),
         in_(in),
         batch_(batch),
         out_(out),
         plan_(plan),
-        scratch_(plan, shape, ws),
-        cut_(batch, {{0, batch.count()}, shape.top_k}, shape.keys, plan.tile_rows,
+        scratch_(plan, capacities, ws),
+        cut_(batch, {{0, batch.count()}, capacities.top_k}, capacities.keys, plan.tile_rows,
              plan.splits_tiles ? CutAt::blocks : CutAt::tiles) {}
 
   void run() const noexcept {
