@@ -25,7 +25,8 @@ struct AnyRange {
 
 /// The caller's thread pool: `pf(n, f)` calls f(begin, end, worker) over disjoint ranges that
 /// cover [0, n) and returns when all are done. Two calls that run at the same time have different
-/// workers; a worker is in [0, pf.concurrency()). `f` does not throw.
+/// workers; a worker is in [0, pf.concurrency()), which is at least 1: the calling thread counts.
+/// `f` does not throw.
 template <class P>
 concept ParallelFor = std::copy_constructible<P> && requires(P const pf, detail::AnyRange f) {
   pf(index_t{}, f);

@@ -130,6 +130,7 @@ struct SparseAttentionLayer {
         detail::check_at_least("shape.keys", 1, shape.keys),
         detail::check_at_most("shape.keys", max_position, shape.keys),
         detail::check_at_least("shape.top_k", 1, shape.top_k),
+        detail::check_at_most("shape.top_k", max_position, shape.top_k),
     });
   }
 

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -193,4 +194,36 @@ TEST_CASE("MEM R138, R139: scratch of the fused selection knows neither keys nor
   CHECK(bytes(shape, test::Serial{}) < std::size_t{1} << 20);  // 2048 rows of 256K keys
   CHECK(bytes(longer, test::Threads{}) == bytes(shape, test::Threads{}));
   CHECK(bytes(shape, test::Threads{}) < std::size_t{8} << 20);
+}
+
+namespace {
+
+struct NoWorkers {
+  static constexpr int concurrency() noexcept { return 0; }
+  template <class F>
+  void operator()(index_t, F const&) const {}
+};
+
+}  // namespace
+
+TEST_CASE("fused selection: what no executor or capacity can be is refused by name",
+          "[indexer][select]") {
+  using Policy = ReluDotIndexer<bf16, format::Plain<bf16>>;
+  Shape shape{.rows = 1, .keys = 64, .top_k = 8, .index_heads = 1, .index_dim = 8};
+  auto const nobody =
+      select_workspace(HostExec<NoWorkers>{}, Policy{}, RadixTopK{}, shape, 1 << 20);
+  REQUIRE_FALSE(nobody.has_value());
+  CHECK(nobody.error().code == Errc::bad_value);
+  CHECK(std::string_view(nobody.error().what).find("concurrency") != std::string_view::npos);
+  CHECK_FALSE(indexer_workspace(HostExec<NoWorkers>{}, Policy{}, shape).has_value());
+  CHECK_FALSE(topk_workspace(HostExec<NoWorkers>{}, RadixTopK{}, shape).has_value());
+  for (index_t const wide :
+       {index_t{1} << 31, index_t{1} << 62, std::numeric_limits<index_t>::max()}) {
+    shape.top_k = wide;
+    auto const size =
+        select_workspace(test::Serial{}, Policy{}, RadixTopK{}, shape, std::size_t{1} << 60);
+    REQUIRE_FALSE(size.has_value());
+    CHECK(size.error().code == Errc::bad_shape);
+    CHECK_FALSE(topk_workspace(test::Serial{}, RadixTopK{}, shape).has_value());
+  }
 }

@@ -370,6 +370,10 @@ TEMPLATE_LIST_TEST_CASE("indexer: lengths below zero and above the capacity", "[
   auto const rows = run_select(TestType{}, c, 3);
   CHECK(rows[0] == Row{{-1, -1, -1}, 0});
   CHECK(rows[6] == rows[4]);
+  auto const wider = run_select(TestType{}, c, 30);  // a row ends at the capacity, not at top_k
+  CHECK(wider[4].count == 20);
+  CHECK(wider[5] == wider[4]);
+  CHECK(wider[6] == wider[4]);
 }
 
 TEMPLATE_LIST_TEST_CASE("indexer: the selection is the top-k of the scores", "[indexer]",

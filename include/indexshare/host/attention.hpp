@@ -466,7 +466,8 @@ requires detail::is_mla<Policy> Result<WorkspaceSize> attention_workspace(HostEx
                                                                           Shape const& shape)
 noexcept {
   if (Status const status =
-          detail::first_failure({detail::check_isa(x), check_shape(policy, shape)});
+          detail::first_failure({detail::check_executor(x), check_shape(policy, shape),
+                                 detail::check_at_most("shape.top_k", max_position, shape.top_k)});
       !status.ok()) {
     return refuse(status);
   }
@@ -482,7 +483,7 @@ requires detail::is_mla<Policy> Status attention_check(
     typename Policy::template outputs<Space::host> const& out, RowBatch<Space::host> const& batch,
     Shape const& shape)
 noexcept {
-  return detail::first_failure({detail::check_isa(x), check_inputs(in, out, batch, shape)});
+  return detail::first_failure({detail::check_executor(x), check_inputs(in, out, batch, shape)});
 }
 
 /// fp32 throughout: logits sum lanes in ascending order (those of bf16 rows as

@@ -234,7 +234,7 @@ template <class PF, detail::HostScored Policy>
 Result<WorkspaceSize> indexer_workspace(HostExec<PF> const& x, Policy const& policy,
                                         Shape const& shape) noexcept {
   using namespace detail;
-  Status const status = first_failure({check_isa(x), check_shape(policy, shape)});
+  Status const status = first_failure({check_executor(x), check_shape(policy, shape)});
   if (!status.ok()) return refuse(status);
   WorkspaceCarver carver;
   carve_scorers<Policy>(carver, rows_of_tile(shape.rows), shape, x.parallel_for.concurrency() - 1);
@@ -245,7 +245,7 @@ template <class PF, detail::HostScored Policy>
 Status indexer_check(HostExec<PF> const& x, Policy const& policy,
                      typename Policy::template inputs<Space::host> const& in,
                      RowBatch<Space::host> const& batch, Shape const& shape) noexcept {
-  return detail::first_failure({detail::check_isa(x), check_inputs(policy, in, batch, shape)});
+  return detail::first_failure({detail::check_executor(x), check_inputs(policy, in, batch, shape)});
 }
 
 /// Scores in fp32; `detail::ScoreKernels` says in which order ReluDotIndexer's are summed, and

@@ -43,13 +43,16 @@ inline HostIsa resolved(HostIsa isa) noexcept {
 
 namespace detail {
 
-/// For every size query and check of the host's policies. Errors: unsupported.
+/// For every size query and check of the host's policies. Errors: unsupported, bad_value.
 template <class PF>
-Status check_isa(HostExec<PF> const& x) noexcept {
-  return runs_here(x.isa)
-             ? Status{}
-             : failure(Errc::unsupported,
-                       "instruction set of the host executor: this processor lacks it");
+Status check_executor(HostExec<PF> const& x) noexcept {
+  if (!runs_here(x.isa)) {
+    return failure(Errc::unsupported,
+                   "instruction set of the host executor: this processor lacks it");
+  }
+  int const workers = x.parallel_for.concurrency();
+  return workers >= 1 ? Status{}
+                      : failure(Errc::bad_value, "concurrency of the parallel-for", 1, workers);
 }
 
 }  // namespace detail

@@ -78,7 +78,7 @@ struct PlainProduct {
   Status operator()(HostExec<PF> const& x, Tensor<Space::host, float const, 2> const& in,
                     MatrixView<Space::host, T> const& w,
                     Tensor<Space::host, float, 2> const& out) const noexcept {
-    if (Status const status = detail::check_isa(x); !status.ok()) return status;
+    if (Status const status = detail::check_executor(x); !status.ok()) return status;
     constexpr index_t outputs = detail::ProductBlocking::outputs;
     index_t const panels = (in.extent(0) + detail::panel_width - 1) / detail::panel_width;
     index_t const blocks = (w.extent(0) + outputs - 1) / outputs;

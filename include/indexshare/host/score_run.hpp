@@ -52,9 +52,9 @@ class ScoreCut {
 
   /// Keys to score for a row: none if it selects everything.
   index_t length(index_t row) const noexcept {
-    index_t const visible = clamp_length(batch_.lengths(row), keys_);
-    return visible > request_.top_k ? visible : 0;
+    return visible(row) > request_.top_k ? visible(row) : 0;
   }
+  index_t visible(index_t row) const noexcept { return clamp_length(batch_.lengths(row), keys_); }
 
   /// Scores to compute, the shorter rows of a tile counted like its longest.
   index_t work() const noexcept { return work_; }

@@ -235,7 +235,7 @@ class FusedSelect {
     out_.counts(row) = static_cast<position_t>(best.count);
   }
   void emit_all(index_t row) const noexcept {
-    index_t const length = clamp_length(batch_.lengths(row), out_.indices.extent(1));
+    index_t const length = std::min(cut_.visible(row), out_.indices.extent(1));
     std::iota(indices(row), indices(row) + length, position_t{0});
     std::fill(indices(row) + length, indices(row) + out_.indices.extent(1), no_position);
     out_.counts(row) = static_cast<position_t>(length);
@@ -256,8 +256,9 @@ inline constexpr char const* fused_workspace_name = "workspace of the selection,
 template <HostExecutor X, class Policy>
 Result<WorkspaceSize> least_select_size(X const& x, Policy const& indexer,
                                         Shape const& shape) noexcept {
-  Status const status = first_failure(
-      {check_isa(x), check_shape(indexer, shape), check_at_least("shape.top_k", 1, shape.top_k)});
+  Status const status = first_failure({check_executor(x), check_shape(indexer, shape),
+                                       check_at_least("shape.top_k", 1, shape.top_k),
+                                       check_at_most("shape.top_k", max_position, shape.top_k)});
   if (!status.ok()) return refuse(status);
   Shape const one_row = shape.with_rows(1);
   SelectPlan const plan = select_plan<Policy>(x.parallel_for.concurrency(), one_row, 0);
@@ -267,7 +268,8 @@ Result<WorkspaceSize> least_select_size(X const& x, Policy const& indexer,
 }  // namespace detail
 
 /// Scratch of the fused selection: per worker the packed queries of 8 rows and their candidates,
-/// which grows with top_k and not with the keys, nor with more rows.
+/// with several workers also the candidates of both ends of each worker's part. It grows with top_k
+/// and not with the keys, nor with more rows.
 template <detail::HostExecutor X, detail::HostScored Policy>
 Result<WorkspaceSize> select_workspace(X const& x, Policy const& indexer, RadixTopK const&,
                                        Shape const& shape, std::size_t budget) noexcept {

@@ -110,11 +110,14 @@ class TopKSearch {
 }  // namespace detail
 
 /// Lists of candidates: for each worker up to 32 KiB, or 32 bytes for each of top_k if that is
-/// more. Does not grow with the rows. Errors: unsupported (instruction set).
+/// more. Does not grow with the rows. Errors: unsupported (instruction set), bad_value
+/// (concurrency), bad_shape.
 template <class PF>
 Result<WorkspaceSize> topk_workspace(HostExec<PF> const& x, RadixTopK,
                                      Shape const& shape) noexcept {
-  if (Status const status = detail::check_isa(x); !status.ok()) return refuse(status);
+  Status const status = detail::first_failure(
+      {detail::check_executor(x), detail::check_at_most("shape.top_k", max_position, shape.top_k)});
+  if (!status.ok()) return refuse(status);
   return detail::topk_scratch(x.parallel_for.concurrency(), shape.top_k, shape.keys);
 }
 
@@ -136,9 +139,9 @@ Status topk_select(HostExec<PF> const& x, RadixTopK policy,
   index_t const keys = scores.extent(1);
   std::size_t const scratch =
       keys <= width ? 0 : detail::topk_scratch(x.parallel_for.concurrency(), width, keys).bytes;
-  Status const status = detail::first_failure(
-      {detail::check_isa(x), check_inputs(policy, scores, lengths, out),
-       detail::check_workspace("workspace of top-k, in bytes", ws, scratch)});
+  Status const status =
+      detail::first_failure({detail::check_executor(x), check_inputs(policy, scores, lengths, out),
+                             detail::check_workspace("workspace of top-k, in bytes", ws, scratch)});
   if (!status.ok()) return status;
 
   x.parallel_for(scores.extent(0), [&](index_t begin, index_t end, int worker) noexcept {
