@@ -134,9 +134,9 @@ class MlaRun {
   static constexpr bool in_pairs =
       multiplies_bf16<typename decltype(Inputs::q)::value_type, decltype(Inputs::kv)>;
 
-  MlaRun(HostExec<PF> const& x, Inputs const& in, RowBatch<Space::host> const& batch, RowRange rows,
-         GroupPlan<Space::host> const& plan, Outputs const& out, Shape const& capacities,
-         Workspace ws) noexcept
+  MlaRun(HostExec<PF> const& x, Inputs const& inputs, RowBatch<Space::host> const& batch,
+         RowRange rows, GroupPlan<Space::host> const& plan, Outputs const& outputs,
+         Shape const& capacities, Workspace ws) noexcept
       : parallel_for_(x.parallel_for),
         workers_(x.parallel_for.concurrency()),
         attend_(kernels<AttentionKernels>(x.isa)),
@@ -144,11 +144,11 @@ class MlaRun {
         widen_(kernels<WidenKernels>(x.isa)),
         narrow_(kernels<NarrowKernels>(x.isa)),
         pairs_(in_pairs ? pair_kernels(x.isa) : nullptr),
-        in_(in),
+        in_(inputs),
         batch_(batch),
         rows_(rows),
         plan_(plan),
-        out_(out),
+        out_(outputs),
         keys_(capacities.keys),
         dims_(dims(capacities)),
         ws_(ws) {

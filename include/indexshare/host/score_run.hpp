@@ -136,9 +136,9 @@ class ScoreRun {
   using Scorer = HostScorer<Policy>;
   using Inputs = typename Policy::template inputs<Space::host>;
 
-  ScoreRun(HostIsa isa, Inputs const& in, RowBatch<Space::host> const& batch, ScoreCut const& cut,
-           typename Scorer::Scratch const& scratch) noexcept
-      : in_(in), batch_(batch), cut_(cut), scorer_(isa, in, scratch) {}
+  ScoreRun(HostIsa isa, Inputs const& inputs, RowBatch<Space::host> const& batch,
+           ScoreCut const& cut, typename Scorer::Scratch const& scratch) noexcept
+      : in_(inputs), batch_(batch), cut_(cut), scorer_(isa, inputs, scratch) {}
 
   /// Calls take(row of the batch, first key, count, scores) for blocks of keys of each row of the
   /// piece, keys ascending; `count` ends at the row's length.

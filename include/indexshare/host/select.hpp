@@ -146,13 +146,13 @@ class FusedSelect {
  public:
   using Inputs = typename Policy::template inputs<Space::host>;
 
-  FusedSelect(X const& x, Inputs const& in, RowBatch<Space::host> const& batch,
-              Shape const& capacities, SelectionView<Space::host> const& out,
+  FusedSelect(X const& x, Inputs const& inputs, RowBatch<Space::host> const& batch,
+              Shape const& capacities, SelectionView<Space::host> const& selection,
               SelectPlan const& plan, Workspace ws) noexcept
       : x_(x),
-        in_(in),
+        in_(inputs),
         batch_(batch),
-        out_(out),
+        out_(selection),
         plan_(plan),
         scratch_(plan, capacities, ws),
         cut_(batch, {{0, batch.count()}, capacities.top_k}, capacities.keys, plan.tile_rows,
