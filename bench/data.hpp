@@ -120,6 +120,15 @@ inline std::vector<Layout> prefill_layouts() {
   return layouts;
 }
 
+/// Of a stage that reads a cache: also several requests, and a cache without pages.
+inline std::vector<Layout> stage_layouts() {
+  std::vector<Layout> layouts = decode_layouts();
+  layouts.push_back({.requests = 8, .keys = 65536});
+  layouts.push_back({.keys = 65536, .paged = false});
+  for (Layout const& layout : prefill_layouts()) layouts.push_back(layout);
+  return layouts;
+}
+
 /// The rows of a layout, and the blocks of the caches that they read: pages in mixed order, or one
 /// block per request.
 class Batch {

@@ -120,10 +120,7 @@ void add_type(std::vector<Case>& cases, std::string const& type,
 }  // namespace
 
 std::vector<Case> score_cases() {
-  std::vector<Layout> layouts = decode_layouts();
-  layouts.push_back({.requests = 8, .keys = 65536});
-  layouts.push_back({.keys = 65536, .paged = false});
-  for (Layout const& layout : prefill_layouts()) layouts.push_back(layout);
+  std::vector<Layout> const layouts = stage_layouts();
   std::vector<Case> cases;
   add_type<bf16, format::Plain<bf16>>(cases, "bf16", layouts);
   add_type<fp16, format::Plain<fp16>>(cases, "fp16", layouts);

@@ -89,7 +89,7 @@ struct HostScorer<ApproximateInt8Indexer<Query>> {
                              .scales = scratch.scales,
                              .count = count,
                              .ahead = ahead,
-                             .ahead_bytes = dim()};
+                             .ahead_bytes = row_bytes(in.keys)};
     score_table.score(block, out);
   }
 

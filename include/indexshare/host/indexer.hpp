@@ -75,7 +75,7 @@ struct FloatScorer {
                          .keys = scratch.keys,
                          .count = count,
                          .ahead = ahead,
-                         .ahead_bytes = dim() * static_cast<index_t>(sizeof(*in.keys.data))};
+                         .ahead_bytes = row_bytes(in.keys)};
     score_table.score(block, out);
   }
 
@@ -152,7 +152,7 @@ struct PairScorer {
                             .keys = block,
                             .count = count,
                             .ahead = ahead,
-                            .ahead_bytes = dim() * static_cast<index_t>(sizeof(bf16))};
+                            .ahead_bytes = row_bytes(in.keys)};
     table->score(keys, out);
   }
 

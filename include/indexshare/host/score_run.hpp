@@ -56,9 +56,6 @@ class ScoreCut {
   }
   index_t visible(index_t row) const noexcept { return clamp_length(batch_.lengths(row), keys_); }
 
-  /// Scores to compute, the shorter rows of a tile counted like its longest.
-  index_t work() const noexcept { return work_; }
-
   /// Calls f(piece) for each piece of part `part` of `parts`, in order of rows.
   template <class F>
   void for_each_piece(index_t part, index_t parts, F const& f) const noexcept {
@@ -90,6 +87,7 @@ class ScoreCut {
     }
   }
 
+  /// Scores to compute, the shorter rows counted like the longest.
   static index_t work(RowTile const& tile) noexcept { return tile.rows.count * tile.keys; }
 
   index_t bound(index_t part, index_t parts) const noexcept {
@@ -118,9 +116,8 @@ class ScoreCut {
 ///   take(s, slot, n)        takes n keys that lie behind each other in a block of the cache, from
 ///                           that at `slot` on, as the block's s-th and following
 ///   blank(s)                there is no s-th key
-///   score(i, count, ahead, out)  scores of the first `count` keys for the tile's i-th row;
-///   `ahead`:
-///                           rows to fetch meanwhile, or null
+///   score(i, count, ahead, out)  scores of the first `count` keys for the tile's i-th row; `ahead`
+///                           are rows to fetch meanwhile, or null
 template <class Policy>
 struct HostScorer;
 

@@ -163,9 +163,6 @@ class FusedSelect {
     if (plan_.splits_tiles) {
       each(plan_.parts(), [&](index_t part, int) noexcept { merge(part); });
     }
-    each(batch_.count(), [&](index_t row, int) noexcept {
-      if (cut_.length(row) == 0) emit_all(row);
-    });
   }
 
  private:
@@ -176,8 +173,13 @@ class FusedSelect {
     });
   }
 
-  /// Scores a part, writes the rows of whole tiles and keeps the candidates of shared ones.
+  /// Scores a part, writes the rows of whole tiles and keeps the candidates of shared ones. An even
+  /// share of all rows is looked through for those that select everything.
   void find(index_t part, int worker) const noexcept {
+    index_t const last = batch_.count() * (part + 1) / plan_.parts();
+    for (index_t row = batch_.count() * part / plan_.parts(); row < last; ++row) {
+      if (cut_.length(row) == 0) emit_all(row);
+    }
     SelectWorker<Policy> own = scratch_.worker(worker);
     PartEnds ends{};
     if (plan_.splits_tiles) ends = scratch_.ends(part);
@@ -229,8 +231,9 @@ class FusedSelect {
   position_t* indices(index_t row) const noexcept {
     return out_.indices.data_handle() + row * out_.indices.stride(0);
   }
-  /// Of a shorter row in the tile the list is empty: emit_all writes that row.
+  /// A shorter row of the tile is not scored: emit_all writes it.
   void emit(index_t row, Candidates const& best) const noexcept {
+    if (cut_.length(row) == 0) return;
     std::copy_n(best.positions, best.count, indices(row));
     out_.counts(row) = static_cast<position_t>(best.count);
   }

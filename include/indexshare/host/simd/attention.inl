@@ -211,5 +211,4 @@ INDEXSHARE_ISA_KERNEL void merge(RunningSoftmax const& into, RunningSoftmax cons
 }
 
 template <>
-inline constexpr AttentionKernels table<AttentionKernels>{&weigh, &add_values,
-                                                          &merge};
+inline constexpr AttentionKernels table<AttentionKernels>{&weigh, &add_values, &merge};

@@ -29,7 +29,7 @@ INDEXSHARE_ISA_INLINE void add_dots(float const* heads, index_t vector_step, flo
 }
 
 INDEXSHARE_ISA_KERNEL void pack_panels(float const* rows, index_t row_step, index_t heads,
-                                          index_t dim, float* panels) noexcept {
+                                       index_t dim, float* panels) noexcept {
   for (index_t first = 0; first < heads; first += panel_width) {
     index_t const count = heads - first < panel_width ? heads - first : panel_width;
     float const* const source = rows + first * row_step;
