@@ -256,7 +256,7 @@ struct SparseAttentionLayer {
     Result<index_t> const rows_per_pass =
         detail::rows_that_fit(detail::attention_workspace_name, rows, ws.bytes, attention_size(x));
     if (!rows_per_pass) return rows_per_pass.error();
-    return detail::for_each_pass(rows, *rows_per_pass, [&](RowRange pass) noexcept {
+    return detail::for_each_pass(rows, *rows_per_pass, [&, this](RowRange pass) noexcept {
       return attention_run(x, attention, in.attention, in.batch, pass, plan, out, shape, ws);
     });
   }

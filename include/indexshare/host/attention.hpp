@@ -218,7 +218,7 @@ class MlaRun {
   void run_whole_rows(index_t total) const noexcept {
     index_t const tasks = std::min<index_t>(rows_.count, 8 * workers_);
     index_t const share = total / std::max<index_t>(tasks, 1) + 1;
-    parallel_for_(tasks, [&](index_t begin, index_t end, int worker) noexcept {
+    parallel_for_(tasks, [&, this](index_t begin, index_t end, int worker) noexcept {
       AttentionScratch const scratch = scratch_of(worker);
       index_t before = 0;
       for (index_t row = rows_.first; row < rows_.first + rows_.count; ++row) {
@@ -262,7 +262,7 @@ class MlaRun {
     index_t const wanted = count == 0 ? 1 : std::min(panels, (workers_ + count - 1) / count);
     index_t const group = (panels + wanted - 1) / wanted;
     index_t const groups = (panels + group - 1) / group;
-    parallel_for_(count * groups, [&](index_t begin, index_t end, int worker) noexcept {
+    parallel_for_(count * groups, [&, this](index_t begin, index_t end, int worker) noexcept {
       AttentionScratch const scratch = scratch_of(worker);
       QueryTile packed{};
       for (index_t task = begin; task < end; ++task) {
@@ -270,7 +270,7 @@ class MlaRun {
                          packed);
       }
     });
-    parallel_for_(rows.count * panels, [&](index_t begin, index_t end, int) noexcept {
+    parallel_for_(rows.count * panels, [&, this](index_t begin, index_t end, int) noexcept {
       for (index_t task = begin; task < end; ++task) {
         merge_splits(rows, task / panels, heads_of(task % panels, 1));
       }
@@ -325,7 +325,7 @@ class MlaRun {
       if (pairs_ != nullptr) {
         pack_pairs(
             heads.count, dims_.key_dim,
-            [&](index_t h) noexcept { return &in_.q(row, heads.first + h, 0); },
+            [&, this](index_t h) noexcept { return &in_.q(row, heads.first + h, 0); },
             scratch.pair_queries);
         return;
       }

@@ -127,7 +127,7 @@ struct PairScorer {
 
   void pack(index_t i, index_t row) const noexcept {
     pack_pairs(
-        heads(), dim(), [&](index_t h) noexcept { return &in.q(row, h, 0); }, queries(i));
+        heads(), dim(), [&, this](index_t h) noexcept { return &in.q(row, h, 0); }, queries(i));
     pack_weights(in, row, weights(i));
   }
   void take(index_t s, position_t slot, index_t n) const noexcept {

@@ -47,7 +47,7 @@ class ScoreCut {
   ScoreCut(RowBatch<Space::host> const& batch, ScoreRequest const& request, index_t keys,
            index_t tile_rows, CutAt at) noexcept
       : batch_(batch), request_(request), keys_(keys), tile_rows_(tile_rows), at_(at) {
-    for_each_tile([&](RowTile const& tile) noexcept { work_ += work(tile); });
+    for_each_tile([&, this](RowTile const& tile) noexcept { work_ += work(tile); });
   }
 
   /// Keys to score for a row: none if it selects everything.
@@ -60,7 +60,7 @@ class ScoreCut {
   template <class F>
   void for_each_piece(index_t part, index_t parts, F const& f) const noexcept {
     index_t begin = 0;
-    for_each_tile([&](RowTile const& tile) noexcept {
+    for_each_tile([&, this](RowTile const& tile) noexcept {
       TilePiece const piece{tile, cut_key(tile, bound(part, parts) - begin),
                             cut_key(tile, bound(part + 1, parts) - begin)};
       if (piece.first < piece.last) f(piece);
@@ -174,7 +174,7 @@ class ScoreRun {
   void find_rows(index_t request, index_t first, char const** rows) const noexcept {
     auto const* const nowhere = reinterpret_cast<char const*>(rows);  // which is in the cache
     for_each_run(request, first, score_block_keys,
-                 [&](position_t slot, index_t n, index_t i) noexcept {
+                 [&, this](position_t slot, index_t n, index_t i) noexcept {
                    if (slot == no_position) {
                      std::fill_n(rows + i, n, nowhere);
                      return;
@@ -194,7 +194,7 @@ class ScoreRun {
     find_rows(request, first + blocks_ahead * score_block_keys, ahead);
     bool unmapped[score_block_keys] = {};
     bool any_unmapped = false;
-    for_each_run(request, first, count, [&](position_t slot, index_t n, index_t i) noexcept {
+    for_each_run(request, first, count, [&, this](position_t slot, index_t n, index_t i) noexcept {
       if (slot != no_position) return scorer_.take(i, slot, n);
       for (index_t last = i + n; i < last; ++i) {
         scorer_.blank(i);

@@ -159,9 +159,9 @@ class FusedSelect {
              plan.splits_tiles ? CutAt::blocks : CutAt::tiles) {}
 
   void run() const noexcept {
-    each(plan_.parts(), [&](index_t part, int worker) noexcept { find(part, worker); });
+    each(plan_.parts(), [&, this](index_t part, int worker) noexcept { find(part, worker); });
     if (plan_.splits_tiles) {
-      each(plan_.parts(), [&](index_t part, int) noexcept { merge(part); });
+      each(plan_.parts(), [&, this](index_t part, int) noexcept { merge(part); });
     }
   }
 
@@ -184,11 +184,11 @@ class FusedSelect {
     PartEnds ends{};
     if (plan_.splits_tiles) ends = scratch_.ends(part);
     ScoreRun<Policy> const scoring(x_.isa, in_, batch_, cut_, own.score);
-    cut_.for_each_piece(part, plan_.parts(), [&](TilePiece const& piece) noexcept {
+    cut_.for_each_piece(part, plan_.parts(), [&, this](TilePiece const& piece) noexcept {
       PartialTile& shared = piece.first == 0 ? ends.begun : ends.continued;
       TileLists lists = piece.whole() ? own.lists : shared.lists;
       scoring.score(piece,
-                    [&](index_t row, index_t first, index_t count, float const* scores) noexcept {
+                    [&, this](index_t row, index_t first, index_t count, float const* scores) noexcept {
                       lists_.append(lists.rows[row - piece.tile.rows.first], scores, first, count);
                     });
       for (index_t i = 0; i < piece.tile.rows.count; ++i) {
@@ -204,11 +204,11 @@ class FusedSelect {
 
   /// Completes the tile that a part began and shares with later ones.
   void merge(index_t part) const noexcept {
-    cut_.for_each_piece(part, plan_.parts(), [&](TilePiece const& piece) noexcept {
+    cut_.for_each_piece(part, plan_.parts(), [&, this](TilePiece const& piece) noexcept {
       if (piece.whole() || piece.first != 0) return;
       TileLists lists = candidates(scratch_.ends(part).begun);
       for (index_t later = part + 1; later < plan_.parts(); ++later) {
-        cut_.for_each_piece(later, plan_.parts(), [&](TilePiece const& next) noexcept {
+        cut_.for_each_piece(later, plan_.parts(), [&, this](TilePiece const& next) noexcept {
           if (next.tile.rows.first != piece.tile.rows.first) return;
           TileLists const more = candidates(scratch_.ends(later).continued);
           for (index_t i = 0; i < piece.tile.rows.count; ++i)
