@@ -256,17 +256,6 @@ constexpr PageTable<S> make_contiguous_table(Keys keys) noexcept {
   return {{}, keys.n};
 }
 
-/// The query rows of one call: any mix of prefill chunks and decode rows of any requests.
-template <Space S>
-struct RowBatch {
-  LengthView<S> lengths{};   ///< [rows] keys that the row sees: its causal bound in its own request
-  LengthView<S> requests{};  ///< [rows] request of the row: its line of the page tables
-  PageTable<S> index_pages{};  ///< of the index-key cache; unused by shared layers
-  PageTable<S> kv_pages{};     ///< of the KV cache; the same for all layers of a share group
-
-  constexpr index_t count() const noexcept { return lengths.extent(0); }
-};
-
 /// A length as every back end uses it: clamped to [0, capacity].
 INDEXSHARE_HD constexpr index_t clamp_length(index_t length, index_t capacity) noexcept {
   return length < 0 ? 0 : (length > capacity ? capacity : length);

@@ -16,5 +16,6 @@
 #include <indexshare/cuda/topk.cuh>
 
 #include <indexshare/cuda/append.cuh>
+#include <indexshare/cuda/batch.cuh>
 #include <indexshare/cuda/frontend.cuh>
 #include <indexshare/cuda/quantize.cuh>

@@ -24,6 +24,7 @@
 #include <indexshare/host/append.hpp>
 #include <indexshare/host/approximate_int8.hpp>
 #include <indexshare/host/attention.hpp>
+#include <indexshare/host/batch.hpp>
 #include <indexshare/host/indexer.hpp>
 #include <indexshare/host/memory.hpp>
 #include <indexshare/host/selection.hpp>

@@ -23,6 +23,9 @@
 
 namespace layer_test {
 
+using test::refused;
+using test::succeeded;
+
 /// A selection as it lies in a state.
 struct Selected {
   std::vector<position_t> indices;  ///< [rows, top_k]

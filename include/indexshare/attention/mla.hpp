@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <indexshare/batch.hpp>
 #include <indexshare/cache.hpp>
 #include <indexshare/detail/check.hpp>
 #include <indexshare/dims.hpp>

@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-namespace layer_test {
+namespace test {
 
 /// CHECK_THAT(status, succeeded()).
 struct Succeeded : Catch::Matchers::MatcherGenericBase {
@@ -61,4 +61,4 @@ inline Refused refused(indexshare::Errc code, std::string part = "") {
   return {code, std::move(part)};
 }
 
-}  // namespace layer_test
+}  // namespace test
