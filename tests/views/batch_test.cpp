@@ -133,6 +133,7 @@ TEMPLATE_LIST_TEST_CASE("batch: wrong chunks are refused, or padding where only 
            Case{{0, 2, 4}, {1, 9}, "chunk is longer", 2, 1, {0, 1, 8, 9}},
            Case{{0, 2, 5}, {2, 9}, "end of the last chunk", 4, 5, {1, 2, 7, 8}},
            Case{{1, 2, 4}, {2, 9}, "start of the first chunk", 0, 1, {1, 2, 8, 9}},
+           Case{{5}, {}, "start of the first chunk", 0, 5, {0, 0, 0, 0}},
        }) {
     CAPTURE(wrong.what);
     Batch batch(wrong.starts, wrong.lengths, 4);
