@@ -4,6 +4,7 @@
 #include <indexshare/exec.hpp>
 #include <indexshare/frontend/rotary.hpp>
 #include <indexshare/frontend/weights.hpp>
+#include <indexshare/host/rows.hpp>
 #include <indexshare/status.hpp>
 #include <indexshare/views.hpp>
 
@@ -16,21 +17,6 @@
 
 namespace indexshare {
 inline namespace v0 {
-namespace detail {
-
-template <class X, class F>
-void for_each_row(X const& x, index_t rows, F const& f) noexcept {
-  if constexpr (requires { x.parallel_for; }) {
-    x.parallel_for(rows, [&](index_t begin, index_t end, int) noexcept {
-      for (index_t row = begin; row < end; ++row) f(row);
-    });
-  } else {
-    for (index_t row = 0; row < rows; ++row) f(row);
-  }
-}
-
-}  // namespace detail
-
 /// out = in * gain / sqrt(mean(in^2) + eps), row by row.
 template <HostSpaceExecutor X>
 Status rms_norm(X const& x, Tensor<Space::host, float const, 2> const& in,
