@@ -49,8 +49,8 @@ struct RowNumbers {
 
 namespace detail {
 
-/// The request of a row: the last that starts at or before it. Never outside [0, requests), whatever
-/// stands in `starts`.
+/// The request of a row: the last that starts at or before it. Never outside [0, requests),
+/// whatever stands in `starts`.
 template <Space S>
 INDEXSHARE_HD constexpr index_t request_of_row(LengthView<S> const& starts, index_t requests,
                                                index_t row) noexcept {

@@ -117,8 +117,8 @@ struct UsablePrefix {
 constexpr Result<UsablePrefix> usable_prefix(CacheInventory const& inventory,
                                              cuda::std::span<index_t const> cached) noexcept {
   if (cached.size() != static_cast<std::size_t>(inventory.count())) {
-    return refuse(failure(Errc::bad_shape, "cached tokens, one number per cache",
-                          inventory.count(), static_cast<std::int64_t>(cached.size())));
+    return refuse(failure(Errc::bad_shape, "cached tokens, one number per cache", inventory.count(),
+                          static_cast<std::int64_t>(cached.size())));
   }
   UsablePrefix prefix{};
   std::size_t i = 0;

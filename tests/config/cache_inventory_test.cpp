@@ -49,8 +49,9 @@ std::vector<CacheId> listed(CacheInventory const& inventory) {
 
 }  // namespace
 
-TEST_CASE("OFFLOAD R124 R122: a GLM-5.2 request lies in 78 KV and 21 index-key caches, and 2 of MTP",
-          "[caches]") {
+TEST_CASE(
+    "OFFLOAD R124 R122: a GLM-5.2 request lies in 78 KV and 21 index-key caches, and 2 of MTP",
+    "[caches]") {
   SharePlan const plan = glm52_plan();
   auto const caches = listed(whole(plan));
   CHECK(caches.size() == 78 + 21 + 2);
@@ -61,16 +62,16 @@ TEST_CASE("OFFLOAD R124 R122: a GLM-5.2 request lies in 78 KV and 21 index-key c
   CHECK(caches.back() == CacheId{78, CacheKind::index_keys});
   // Trunk: index keys 21 * 132 = 2772 instead of 78 * 132 = 10296, KV 78 * 656 = 51168.
   CHECK(CacheInventory(plan, 0, 78, kv_bytes, key_bytes).bytes(1) == 51168 + 2772);
-  CHECK(CacheInventory(plan, 0, 78, kv_bytes, key_bytes).bytes(1 << 20) ==
-        (index_t{51168} + 2772) << 20);
+  CHECK(CacheInventory(plan, 0, 78, kv_bytes, key_bytes).bytes(1 << 20) == (index_t{51168} + 2772)
+                                                                               << 20);
 }
 
 TEST_CASE("caches: parts of a record lie behind each other", "[caches]") {
   SharePlan const plan = plan_of("FSSF", 1);
   CacheInventory const stage(plan, 1, 5, kv_bytes, key_bytes);
-  std::vector<CacheId> const expected{{1, CacheKind::kv},         {2, CacheKind::kv},
-                                      {3, CacheKind::kv},         {3, CacheKind::index_keys},
-                                      {4, CacheKind::kv},         {4, CacheKind::index_keys}};
+  std::vector<CacheId> const expected{{1, CacheKind::kv}, {2, CacheKind::kv},
+                                      {3, CacheKind::kv}, {3, CacheKind::index_keys},
+                                      {4, CacheKind::kv}, {4, CacheKind::index_keys}};
   CHECK(listed(stage) == expected);
   index_t const tokens = 7;
   index_t at = 0;
@@ -91,8 +92,10 @@ TEST_CASE("caches: parts of a record lie behind each other", "[caches]") {
 TEST_CASE("SHARE-CACHE R101: full, shared, full: a shared layer has one cache, not an empty second",
           "[caches]") {
   SharePlan const plan = plan_of("FSF", 0);
-  std::vector<CacheId> const expected{{0, CacheKind::kv}, {0, CacheKind::index_keys},
-                                      {1, CacheKind::kv}, {2, CacheKind::kv},
+  std::vector<CacheId> const expected{{0, CacheKind::kv},
+                                      {0, CacheKind::index_keys},
+                                      {1, CacheKind::kv},
+                                      {2, CacheKind::kv},
                                       {2, CacheKind::index_keys}};
   CHECK(listed(whole(plan)) == expected);
 }
@@ -109,6 +112,7 @@ TEST_CASE("OFFLOAD R122: the usable prefix is the least of what the caches hold"
   // Without the MTP layer's index keys nothing is usable, though all KV is there.
   CHECK(usable({9, 9, 9, 9, 9, 9, 0}).value().tokens == 0);
   CHECK(usable({9, 9, 9, 9, 9, 9, 0}).value().limit == CacheId{3, CacheKind::index_keys});
-  CHECK_THAT(usable({9, 9, 9}).error(), refused(Errc::bad_shape, "one number per cache").naming(7, 3));
+  CHECK_THAT(usable({9, 9, 9}).error(),
+             refused(Errc::bad_shape, "one number per cache").naming(7, 3));
   CHECK_THAT(usable({9, 9, 9, -1, 9, 9, 9}).error(), refused(Errc::bad_value, "cached").at(2));
 }

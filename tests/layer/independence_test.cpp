@@ -159,7 +159,7 @@ TEMPLATE_LIST_TEST_CASE("MEM R138: the smallest workspace gives the bits of an a
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("ADDR: results do not depend on the page layout", "[independence]",
+TEMPLATE_LIST_TEST_CASE("ADDR, PAGE R127: results do not depend on the page layout", "[independence]",
                         Setups) {
   typename TestType::Exec const x{};
   auto model = wide_model<typename TestType::Model>();

@@ -68,8 +68,7 @@ struct Shard {
         rank(rank_) {
     test::Guarded<position_t> visible(lengths.size());
     for (index_t r = 0; r < rows; ++r) {
-      visible[to_size(r)] =
-          static_cast<position_t>(deal.visible(rank, lengths[to_size(r)]));
+      visible[to_size(r)] = static_cast<position_t>(deal.visible(rank, lengths[to_size(r)]));
       for (index_t i = 0; i < visible[to_size(r)]; ++i) {
         scores[to_size(r * deal.share() + i)] =
             all[to_size(r * deal.keys + deal.first(rank) + i * deal.step())];
@@ -81,11 +80,11 @@ struct Shard {
     shape.keys = deal.share();
     shape.top_k = k;
     test::Scratch ws(topk_workspace(x, RadixTopK{}, shape).value());
-    REQUIRE_THAT(topk_select(x, RadixTopK{},
-                             make_scores<host, float const>(scores.data(), Rows{rows},
-                                                            Keys{deal.share()}),
-                             make_lengths<host>(visible.data(), Rows{rows}), view, ws.get()),
-                 succeeded());
+    REQUIRE_THAT(
+        topk_select(x, RadixTopK{},
+                    make_scores<host, float const>(scores.data(), Rows{rows}, Keys{deal.share()}),
+                    make_lengths<host>(visible.data(), Rows{rows}), view, ws.get()),
+        succeeded());
     for (index_t r = 0; r < rows; ++r) {
       for (index_t j = 0; j < counts[to_size(r)]; ++j) {
         index_t const local = indices[to_size(r * k + j)];
@@ -108,7 +107,9 @@ struct Merged {
   index_t top_k;
 
   Merged(index_t rows, index_t k)
-      : indices(to_size(rows * k), test::unwritten), counts(to_size(rows), test::unwritten), top_k(k) {}
+      : indices(to_size(rows * k), test::unwritten),
+        counts(to_size(rows), test::unwritten),
+        top_k(k) {}
   SelectionView<host> view() {
     return make_selection<host>(indices.data(), counts.data(),
                                 Rows{static_cast<index_t>(counts.size())}, TopK{top_k});
@@ -125,11 +126,20 @@ std::vector<float> hard_scores(index_t rows, index_t keys) {
   std::vector<float> scores(to_size(rows * keys));
   for (float& score : scores) {
     switch (random.below(8)) {
-      case 0: score = 0.0f; break;
-      case 1: score = -0.0f; break;
-      case 2: score = 1.5f; break;
-      case 3: score = random.below(9) == 0 ? not_a_number : -infinity; break;
-      default: score = random.normal();
+      case 0:
+        score = 0.0f;
+        break;
+      case 1:
+        score = -0.0f;
+        break;
+      case 2:
+        score = 1.5f;
+        break;
+      case 3:
+        score = random.below(9) == 0 ? not_a_number : -infinity;
+        break;
+      default:
+        score = random.normal();
     }
   }
   return scores;
@@ -172,7 +182,8 @@ TEST_CASE("PARTITION: indices of a shard are its own until they are merged", "[s
   std::vector<float> const scores{9, 0, 0, 0, 8, 0, 0, 0};
   test::Serial const x;
   std::vector<Shard> shards;
-  for (index_t r : {0, 1}) shards.emplace_back(x, scores, std::vector<index_t>{8}, Deal{2, 8, false}, r, 2);
+  for (index_t r : {0, 1})
+    shards.emplace_back(x, scores, std::vector<index_t>{8}, Deal{2, 8, false}, r, 2);
   CHECK(shards[1].indices[0] == 0);
   std::vector<ShardSelection> const views{shards[0].get(), shards[1].get()};
   Merged merged(1, 2);
@@ -188,7 +199,9 @@ TEST_CASE("shards: entries that are no position are left out", "[shards]") {
   std::vector<ShardSelection> const views{
       {{make_dense<host, position_t const, 2>(indices.data(), {2, 3}),
         make_dense<host, position_t const, 1>(counts.data(), {2})},
-       make_dense<host, float const, 2>(scores.data(), {2, 3}), 10, 2}};
+       make_dense<host, float const, 2>(scores.data(), {2, 3}),
+       10,
+       2}};
   Merged merged(2, 3);
   test::Scratch ws(merge_selections_workspace(test::Serial{}, 1, TopK{3}));
   REQUIRE_THAT(merge_selections(test::Serial{}, views, merged.view(), ws.get()), succeeded());
@@ -200,7 +213,8 @@ TEST_CASE("shards: what does not fit is refused by name, and nothing is written"
   test::Serial const x;
   std::vector<float> const scores{9, 0, 0, 0, 8, 0, 0, 0};
   std::vector<Shard> shards;
-  for (index_t r : {0, 1}) shards.emplace_back(x, scores, std::vector<index_t>{8}, Deal{2, 8, false}, r, 2);
+  for (index_t r : {0, 1})
+    shards.emplace_back(x, scores, std::vector<index_t>{8}, Deal{2, 8, false}, r, 2);
   Merged merged(1, 2);
   test::Scratch ws(merge_selections_workspace(x, 2, TopK{2}));
   auto const run = [&](auto const& change) {
@@ -245,7 +259,8 @@ struct Attention {
     Result result;
     std::vector<position_t> slots(to_size(rows * keys), no_position), counts;
     for (std::size_t r = 0; r < to_size(rows); ++r) {
-      std::copy(positions[r].begin(), positions[r].end(), slots.begin() + static_cast<index_t>(r) * keys);
+      std::copy(positions[r].begin(), positions[r].end(),
+                slots.begin() + static_cast<index_t>(r) * keys);
       counts.push_back(static_cast<position_t>(positions[r].size()));
     }
     std::vector<position_t> const requests(to_size(rows), 0);
@@ -262,13 +277,13 @@ struct Attention {
     Policy::outputs<host> const out{
         make_output<host>(result.out.data(), Rows{rows}, Heads{heads}, HeadDim{values}),
         make_lse<host>(result.lse.data(), Rows{rows}, Heads{heads})};
-    GroupPlan<host> const plan{
-        make_dense<host, position_t const, 2>(slots.data(), {rows, keys}),
-        make_dense<host, position_t const, 1>(counts.data(), {rows})};
+    GroupPlan<host> const plan{make_dense<host, position_t const, 2>(slots.data(), {rows, keys}),
+                               make_dense<host, position_t const, 1>(counts.data(), {rows})};
     test::Scratch ws(attention_workspace(x, Policy{}, shape).value());
     REQUIRE_THAT(attention_check(x, Policy{}, in, out, batch, shape), succeeded());
-    REQUIRE_THAT(attention_run(x, Policy{}, in, batch, RowRange{0, rows}, plan, out, shape, ws.get()),
-                 succeeded());
+    REQUIRE_THAT(
+        attention_run(x, Policy{}, in, batch, RowRange{0, rows}, plan, out, shape, ws.get()),
+        succeeded());
     return result;
   }
 };
@@ -277,7 +292,8 @@ bool near(float a, float b) {
   return a == b || std::abs(a - b) <= 3e-6f * std::max(1.0f, std::abs(b));
 }
 bool near(std::vector<float> const& a, std::vector<float> const& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) { return near(x, y); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](float x, float y) { return near(x, y); });
 }
 
 }  // namespace
@@ -306,19 +322,19 @@ TEMPLATE_LIST_TEST_CASE("shards: the merged attention is that over all keys", "[
     }
     std::vector<ShardAttention<float>> shards;
     for (auto const& part : parts) {
-      shards.push_back(
-          {make_dense<host, float const, 3>(part.out.data(), {3, Attention::heads, Attention::values}),
-           make_dense<host, float const, 2>(part.lse.data(), {3, Attention::heads})});
+      shards.push_back({make_dense<host, float const, 3>(part.out.data(),
+                                                         {3, Attention::heads, Attention::values}),
+                        make_dense<host, float const, 2>(part.lse.data(), {3, Attention::heads})});
     }
     Attention::Result merged;
     cuda::std::span<ShardAttention<float> const> const views(shards.data(), shards.size());
     auto const out = make_output<host>(merged.out.data(), Rows{3}, Heads{Attention::heads},
                                        HeadDim{Attention::values});
     REQUIRE_THAT(
-        merge_attention(x, views,
-                        sinks ? make_sink<host>(model.sink.data(), Heads{Attention::heads})
-                              : SinkView<host>{},
-                        out, make_lse<host>(merged.lse.data(), Rows{3}, Heads{Attention::heads})),
+        merge_attention(
+            x, views,
+            sinks ? make_sink<host>(model.sink.data(), Heads{Attention::heads}) : SinkView<host>{},
+            out, make_lse<host>(merged.lse.data(), Rows{3}, Heads{Attention::heads})),
         succeeded());
     CHECK(near(merged.out, whole.out));
     CHECK(near(merged.lse, whole.lse));
@@ -330,7 +346,8 @@ TEMPLATE_LIST_TEST_CASE("shards: the merged attention is that over all keys", "[
 TEST_CASE("shards: far apart lse, one shard, and what is refused", "[shards]") {
   test::Serial const x;
   std::vector<float> const a{2, 4}, b{6, 8};
-  auto const merge = [&](float lse_a, float lse_b, std::vector<float>& out, std::vector<float>& lse) {
+  auto const merge = [&](float lse_a, float lse_b, std::vector<float>& out,
+                         std::vector<float>& lse) {
     std::vector<ShardAttention<float>> const shards{
         {make_dense<host, float const, 3>(a.data(), {1, 1, 2}),
          make_dense<host, float const, 2>(&lse_a, {1, 1})},

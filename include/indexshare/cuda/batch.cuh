@@ -48,9 +48,9 @@ Status for_each_item(CudaExec const& x, char const* what, index_t count, F const
 }  // namespace detail
 
 /// Numbers the rows of a call from the chunks of its requests: as on the host (host/batch.hpp), but
-/// what is wrong in device memory cannot be refused here: a row without a place in a chunk, or whose
-/// chunk is longer than its request, is numbered as padding. Only enqueues; can be captured and
-/// replayed with new chunks.
+/// what is wrong in device memory cannot be refused here: a row without a place in a chunk, or
+/// whose chunk is longer than its request, is numbered as padding. Only enqueues; can be captured
+/// and replayed with new chunks.
 inline Status number_rows(CudaExec const& x, Chunks<Space::device> const& chunks,
                           RowNumbers<Space::device> const& out) noexcept {
   if (Status const status = detail::check_number_rows(chunks, out); !status.ok()) return status;

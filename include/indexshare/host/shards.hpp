@@ -47,7 +47,8 @@ namespace detail {
 
 /// A candidate as one number, better ones larger.
 inline std::uint64_t candidate(float score, index_t position) noexcept {
-  return std::uint64_t{order_key(score)} << 32 | (0xFFFFFFFFu - static_cast<std::uint32_t>(position));
+  return std::uint64_t{order_key(score)} << 32 |
+         (0xFFFFFFFFu - static_cast<std::uint32_t>(position));
 }
 inline position_t position_of(std::uint64_t candidate) noexcept {
   return static_cast<position_t>(0xFFFFFFFFu - static_cast<std::uint32_t>(candidate));
@@ -189,8 +190,7 @@ struct ShardWeights {
 /// Errors: bad_shape, bad_stride, missing_input.
 template <HostSpaceExecutor X, Element Part, Element Out>
 Status merge_attention(X const& x, cuda::std::span<ShardAttention<Part> const> shards,
-                       SinkView<Space::host> const& sink,
-                       OutputView<Space::host, Out> const& out,
+                       SinkView<Space::host> const& sink, OutputView<Space::host, Out> const& out,
                        LseView<Space::host> const& lse) noexcept {
   using namespace detail;
   bool const has_sink = sink.data_handle() != nullptr || sink.extent(0) > 0;
