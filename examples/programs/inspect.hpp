@@ -24,6 +24,8 @@ inline constexpr OptionSpec inspect_options[] = {
     {"--context", "L", "visible keys to count FLOPs at, e.g. 128K (default: the model's longest)"},
     {"--stages", "A:B,...",
      "pipeline stages, layers A to B - 1 each; MTP layers are the last (default: one stage)"},
+    {"--rows", "N", "plan the memory of a call of N query rows at --context keys"},
+    {"--budget", "BYTES", "of such a call, for selection and scratch (default 256M)"},
     {"--json", "", "one JSON object instead of a table"},
     {"--help", "", "this text"},
 };
@@ -55,7 +57,20 @@ inline Parsed<InspectReport> requested_report(Arguments const& arguments,
     if (!stated) return reject(stated.error().option, stated.error().problem);
     stages = *stated;
   }
-  return make_report(config, stages, context);
+  auto report = make_report(config, stages, context);
+  if (arguments.has("--rows")) {
+    if (!report.context)
+      return reject("--context", "missing, expected the keys to plan --rows for");
+    auto const rows = arguments.integer("--rows", 0, 1, std::numeric_limits<std::int32_t>::max());
+    if (!rows) return reject(rows.error().option, rows.error().problem);
+    auto const budget =
+        arguments.integer("--budget", std::int64_t{256} << 20, 1, std::int64_t{1} << 50);
+    if (!budget) return reject(budget.error().option, budget.error().problem);
+    add_memory(report, *rows, static_cast<std::size_t>(*budget));
+  } else if (arguments.has("--budget")) {
+    return reject("--budget", "expected together with --rows");
+  }
+  return report;
 }
 
 /// The program. Returns its exit status: 0, or 2 after exactly one line on `err`.

@@ -79,6 +79,21 @@ inline ReportJson bytes_json(InspectReport const& report) {
           {"kv", report.bytes->kv}};
 }
 
+inline ReportJson memory_json(MemoryReport const& memory) {
+  ReportJson json{{"rows", memory.shape.rows},
+                  {"keys", memory.shape.keys},
+                  {"budget", memory.budget},
+                  {"selection", memory.selection},
+                  {"scratch", ReportJson::object()}};
+  for (ScratchPlan const& plan : memory.plans) {
+    json["scratch"][std::string(plan.name)] =
+        plan.scratch ? ReportJson(plan.scratch->bytes)
+                     : ReportJson{{"refused", plan.scratch.error().what},
+                                  {"expected", plan.scratch.error().expected}};
+  }
+  return json;
+}
+
 /// The report for programs. README describes its keys.
 inline ReportJson report_json(InspectReport const& report) {
   auto const& [model, plan] = report.config;
@@ -97,6 +112,7 @@ inline ReportJson report_json(InspectReport const& report) {
   json["unsupported"] = report.unsupported;
   json["flops"] = flops_json(report);
   json["bytes"] = bytes_json(report);
+  if (report.memory) json["memory"] = memory_json(*report.memory);
   return json;
 }
 

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "inspect_memory.hpp"
+
 namespace programs {
 
 /// The two forms of the attention core, counted side by side.
@@ -31,6 +33,7 @@ struct InspectReport {
   std::optional<indexshare::index_t> context;  ///< visible keys that the FLOPs are counted at
   std::optional<FlopsByForm> flops;
   std::optional<indexshare::CacheBytes> bytes;
+  std::optional<MemoryReport> memory;
   std::vector<std::string> unsupported;
 };
 
@@ -92,12 +95,22 @@ inline void count_bytes(InspectReport& report) {
     report.unsupported.push_back(std::string("bytes: ") + countable.what);
 }
 
+/// Plans a call, unless the model's layers cannot run. Precondition: the report has a context.
+inline void add_memory(InspectReport& report, indexshare::index_t rows, std::size_t budget) {
+  if (indexshare::Status const runnable = indexshare::can_run(report.config.model);
+      !runnable.ok()) {
+    report.unsupported.push_back(std::string("memory: ") + runnable.what);
+    return;
+  }
+  report.memory = plan_memory(report.config.model, rows, *report.context, budget);
+}
+
 /// Preconditions: every range is a stage of the config's plan.
 /// @param context visible keys; absent: the model's longest context, if it states one
 inline InspectReport make_report(indexshare::io::LoadedConfig const& config,
                                  std::vector<indexshare::StageRange> const& stages,
                                  std::optional<indexshare::index_t> context) {
-  InspectReport report{config, {}, context, {}, {}, {}};
+  InspectReport report{config, {}, context, {}, {}, {}, {}};
   indexshare::ModelConfig const& model = config.model;
   if (!context && model.max_position_embeddings > 0) report.context = model.max_position_embeddings;
   for (indexshare::StageRange const& range : stages)

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iomanip>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -121,6 +122,22 @@ inline void write_flops_row(std::ostream& out, std::string_view form,
       << std::defaultfloat << std::setprecision(6) << "\n";
 }
 
+/// Per token, and for one request of `context` tokens.
+inline void write_bytes(std::ostream& out, indexshare::CacheBytes const& bytes,
+                        std::optional<indexshare::index_t> context) {
+  auto const line = [&](std::string_view name, indexshare::index_t of_token) {
+    out << "  " << std::left << std::setw(22) << name << std::right << std::setw(9) << of_token;
+    if (context) out << std::setw(17) << of_token * *context;
+    out << "\n";
+  };
+  out << "\ncache bytes, fp8 forms, without MTP\n                        per token";
+  if (context) out << std::setw(7) << "at " << *context << " tokens";
+  out << "\n";
+  line("index keys, all full", bytes.index_key_all_full);
+  line("index keys", bytes.index_key);
+  line("KV (sharing or not)", bytes.kv);
+}
+
 inline void write_costs(std::ostream& out, InspectReport const& report) {
   if (report.flops) {
     out << "\nGFLOP per decoded token at " << *report.context
@@ -129,11 +146,23 @@ inline void write_costs(std::ostream& out, InspectReport const& report) {
     write_flops_row(out, "absorbed", report.flops->absorbed);
     write_flops_row(out, "expanded", report.flops->expanded);
   }
-  if (report.bytes)
-    out << "\ncache bytes per token, fp8 forms, without MTP\n"
-        << "  index keys, all full  " << report.bytes->index_key_all_full << "\n"
-        << "  index keys            " << report.bytes->index_key << "\n"
-        << "  KV (sharing or not)   " << report.bytes->kv << "\n";
+  if (report.bytes) write_bytes(out, *report.bytes, report.context);
+}
+
+inline void write_memory(std::ostream& out, MemoryReport const& memory) {
+  out << "\nmemory of a call of " << memory.shape.rows << " rows at " << memory.shape.keys
+      << " keys, in bytes, within " << memory.budget << "\n"
+      << "                      selection       scratch      together\n";
+  for (ScratchPlan const& plan : memory.plans) {
+    out << "  " << std::left << std::setw(18) << plan.name << std::right;
+    if (plan.scratch) {
+      out << std::setw(11) << memory.selection << std::setw(14) << plan.scratch->bytes
+          << std::setw(14) << memory.selection + plan.scratch->bytes << "\n";
+    } else {
+      out << "  refused: " << plan.scratch.error().what << ", expected "
+          << plan.scratch.error().expected << ", got " << plan.scratch.error().got << "\n";
+    }
+  }
 }
 
 template <class Lines>
@@ -151,6 +180,7 @@ inline void write_table(std::ostream& out, InspectReport const& report) {
   for (std::size_t i = 0; i < report.stages.size(); ++i)
     write_stage(out, report.config, report.stages[i], i);
   write_costs(out, report);
+  if (report.memory) write_memory(out, *report.memory);
   std::vector<std::string> diagnostics;
   for (indexshare::ScheduleDiagnostic const diagnostic : plan.diagnostics())
     diagnostics.push_back(indexshare::io::diagnostic_text(plan, diagnostic));

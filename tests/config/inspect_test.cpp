@@ -219,3 +219,44 @@ TEST_CASE("CFG-OTHER: text behind a NUL byte is not ignored") {
   REQUIRE_FALSE(config.has_value());
   CHECK(mentions(config.error().message(), "NUL"));
 }
+
+TEST_CASE("MEM R138: inspect plans 8192 rows at 1 M keys within 256 MB, selection and scratch") {
+  constexpr std::int64_t budget = 256'000'000;
+  Json const memory =
+      report_of(glm52, {"--rows", "8192", "--budget", std::to_string(budget)})["memory"];
+  CHECK(memory["rows"] == 8192);
+  CHECK(memory["keys"] == 1048576);
+  CHECK(memory["selection"] >= 2 * 8192 * 2048 * 4);
+  REQUIRE(memory["scratch"].size() == 4);
+  for (auto const& [name, scratch] : memory["scratch"].items()) {
+    CAPTURE(name);
+    REQUIRE(scratch.is_number());
+    CHECK(scratch > 0);
+    CHECK(memory["selection"].get<std::int64_t>() + scratch.get<std::int64_t>() <= budget);
+  }
+  Outcome const table = inspect_file(glm52, {"--rows", "8192"});
+  CHECK(mentions(table.out,
+                 "memory of a call of 8192 rows at 1048576 keys, in bytes, within "
+                 "268435456"));
+  CHECK(mentions(table.out, "CUDA, fp8 caches"));
+}
+
+TEST_CASE("MEM: what does not fit the budget is refused with the minimum") {
+  Json const none = report_of(glm52, {"--rows", "8192", "--budget", "1M"})["memory"];
+  for (auto const& [name, scratch] : none["scratch"].items()) {
+    CHECK(mentions(scratch["refused"], "budget of selection and scratch"));
+    CHECK(scratch["expected"] == none["selection"].get<std::int64_t>() + 1);
+  }
+  Json const tight = report_of(glm52, {"--rows", "1", "--budget", "64K"})["memory"];
+  CHECK(tight["scratch"]["CUDA, bf16 caches"]["expected"] > 1048576 * 4);
+  CHECK(mentions(error_of(inspect_file(glm52, {"--budget", "1M"})), "--rows"));
+  CHECK(mentions(error_of(inspect_file(glm52, {"--rows", "0"})), "--rows"));
+}
+
+TEST_CASE("MEM: inspect shows cache bytes per token and of a whole context") {
+  std::string const out = inspect_file(glm52, {"--context", "128K"}).out;
+  CHECK(mentions(out, "per token    at 131072 tokens"));
+  CHECK(mentions(out, "index keys, all full      10296       1349517312"));
+  CHECK(mentions(out, "index keys                 2772        363331584"));
+  CHECK(mentions(out, "KV (sharing or not)       51168       6706692096"));
+}
