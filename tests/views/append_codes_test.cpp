@@ -138,7 +138,8 @@ Bytes record_of(KvFormat format, std::vector<float> const& lanes, ScaleRecipe co
 // ---- tokens
 
 /// Rows of any element type with room between them, and where they go: two requests whose pages are
-/// in the order of `table`, all positions from 0 on, in an order that jumps. Not multiples of 5.
+/// in the order of `table`, all positions from 0 on, in an order that jumps (no multiple of 5
+/// tokens).
 template <class Row>
 struct Tokens {
   static constexpr index_t pad = 3;
