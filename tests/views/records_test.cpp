@@ -87,7 +87,7 @@ void check_inside(Pool<Format>& pool, Slots const& from_slots, Slots const& to_s
   test::Scratch scratch(
       copy_rows_workspace(x, Rows{static_cast<index_t>(from_slots.size())}, pool.view()));
   REQUIRE_THAT(copy(pool, from_slots, pool, to_slots, scratch.get()), succeeded());
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
   CHECK((pool.memory.intact() && scratch.intact()));
 }
 
@@ -163,7 +163,7 @@ TEMPLATE_LIST_TEST_CASE("records: saved with one page size, restored with anothe
       Slots const sources(slots.begin(), slots.begin() + 37);
       Bytes const want = copied(from, sources, to, targets);
       REQUIRE_THAT(put(to, part, targets), succeeded());
-      CHECK(to.all() == want);
+      CHECK((to.all() == want));
       CHECK(to.memory.intact());
     }
   }
@@ -188,11 +188,11 @@ TEMPLATE_LIST_TEST_CASE("copy_rows: between two caches without a workspace, empt
       Bytes want = copied(from, sources, to, targets);
       Bytes const unchanged = from.all();
       REQUIRE_THAT(copy(from, sources, to, targets, {}), succeeded());
-      CHECK(to.all() == want);
+      CHECK((to.all() == want));
       want = copied(from, sources, to, {});  // row i to slot i
       REQUIRE_THAT(copy(from, sources, to, {}, {}), succeeded());
-      CHECK(to.all() == want);
-      CHECK(from.all() == unchanged);
+      CHECK((to.all() == want));
+      CHECK((from.all() == unchanged));
       CHECK((to.memory.intact() && from.memory.intact()));
     }
   }
@@ -227,9 +227,9 @@ TEST_CASE("SHARE-CACHE R108: a batch reordered to [1, 0], then again, is what it
   Bytes const before = pool.all();
   Slots const order{4, 5, 6, 7, 0, 1, 2, 3};
   check_inside(pool, order, all_slots(8));
-  CHECK(pool.all() != before);
+  CHECK((pool.all() != before));
   check_inside(pool, order, all_slots(8));
-  CHECK(pool.all() == before);
+  CHECK((pool.all() == before));
 }
 
 TEST_CASE("copy_rows: parts of one pool that do not overlap need no workspace, others do",
@@ -246,7 +246,7 @@ TEST_CASE("copy_rows: parts of one pool that do not overlap need no workspace, o
   std::copy_n(want.begin(), 3 * pool.block_stride(), want.begin() + 3 * pool.block_stride());
   CHECK_THAT(copy_rows(x, left, slot_view(slots), right, {}), succeeded());
   test::finish(x);
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
   right.data -= pool.block_stride();
   auto const need = copy_rows_workspace(x, Rows{12}, left);
   CHECK(need.bytes == 12 * 656 / 256 * 256 + 256);
@@ -254,7 +254,7 @@ TEST_CASE("copy_rows: parts of one pool that do not overlap need no workspace, o
              refused(Errc::workspace_too_small, "copy_rows")
                  .naming(static_cast<std::int64_t>(need.bytes), 0));
   test::finish(x);
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
 }
 
 // ---- what a list may hold
@@ -278,14 +278,14 @@ TEST_CASE("records: on the host a slot outside the cache is refused, on a device
       CHECK(records == want);  // zeros between them
       Bytes const imported = copied(pool, slots, other, slots);
       REQUIRE_THAT(put(other, records, slots), succeeded());
-      CHECK(other.all() == imported);
+      CHECK((other.all() == imported));
       for (bool const is_source : {true, false}) {
         Slots const good{5, 6, 7};
         auto const& sources = is_source ? slots : good;
         auto const& targets = is_source ? good : slots;
         Bytes const moved = copied(pool, sources, other, targets);
         REQUIRE_THAT(copy(pool, sources, other, targets, {}), succeeded());
-        CHECK(other.all() == moved);
+        CHECK((other.all() == moved));
         check_inside(pool, sources, targets);
       }
     } else {
@@ -305,8 +305,8 @@ TEST_CASE("records: on the host a slot outside the cache is refused, on a device
         CHECK_THAT(copy(pool, {1, 2, 3}, other, slots, {}),
                    refused(Errc::bad_value, "copy to").naming(12, bad));
       }
-      CHECK(other.all() == untouched);
-      CHECK(pool.all() == before);
+      CHECK((other.all() == untouched));
+      CHECK((pool.all() == before));
     }
   }
 }
@@ -373,7 +373,7 @@ TEST_CASE("records: what does not fit is refused by name, before any work", "[re
   CHECK_THAT(copy_rows(x, view, slot_view(slots), pool.view(), slot_view(slots), crooked),
              refused(Errc::bad_value, "alignment"));
   test::finish(x);
-  CHECK(pool.all() == before);
+  CHECK((pool.all() == before));
   CHECK(memory[0] == test::unwritten);
 }
 
@@ -515,7 +515,7 @@ TEST_CASE(
   std::size_t i = 0;
   model.for_each([&](CacheId, auto& pool) {
     check_inside(pool, {}, {});  // a trim or reset that moves no token
-    CHECK(pool.all() == before[i++]);
+    CHECK((pool.all() == before[i++]));
   });
   CHECK(usable_prefix(model.inventory(), cuda::std::span<index_t const>()).error().code ==
         Errc::bad_shape);
@@ -589,8 +589,8 @@ TEMPLATE_LIST_TEST_CASE("CUDA records: captured once, replayed with new slots an
       std::copy(bytes.begin(), bytes.end(), b->bytes());
     }
     graph.replay();
-    CHECK(from.all() == want_from.all());
-    CHECK(to.all() == want_to.all());
+    CHECK((from.all() == want_from.all()));
+    CHECK((to.all() == want_to.all()));
   }
 }
 
