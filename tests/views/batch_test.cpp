@@ -62,7 +62,8 @@ struct Batch {
 
  private:
   static Tensor<space, position_t, 1> view(test::Guarded<position_t>& numbers) {
-    return make_dense<space, position_t, 1>(numbers.data(), {static_cast<index_t>(numbers.size())});
+    return make_dense<space, position_t, 1>(numbers.data(),
+                                            {static_cast<index_t>(numbers.size())});
   }
 };
 
@@ -78,7 +79,8 @@ TEMPLATE_LIST_TEST_CASE("batch: chunks, decode rows, drafts and empty requests b
   // two drafts; then padding.
   Batch batch({0, 3, 3, 4, 8, 8, 11}, {10, 7, 21, 4, 0, 33}, 13);
   REQUIRE_THAT(batch.number(x), succeeded());
-  CHECK(Batch::values(batch.positions) == Numbers{7, 8, 9, 20, 0, 1, 2, 3, 30, 31, 32, none, none});
+  CHECK(Batch::values(batch.positions) ==
+        Numbers{7, 8, 9, 20, 0, 1, 2, 3, 30, 31, 32, none, none});
   CHECK(Batch::values(batch.row_lengths) == Numbers{8, 9, 10, 21, 1, 2, 3, 4, 31, 32, 33, 0, 0});
   CHECK(Batch::values(batch.requests) == Numbers{0, 0, 0, 2, 3, 3, 3, 3, 5, 5, 5, none, none});
   CHECK(batch.intact());
@@ -172,9 +174,10 @@ TEMPLATE_LIST_TEST_CASE("MTP R113: the rows of the last accepted tokens", "[batc
   auto const starts = test::guarded<position_t>({0, 4, 5, 7});
   auto const run = [&](Numbers const& accepted_, test::Guarded<position_t>& rows) {
     auto const accepted = test::guarded(accepted_);
-    Status const status = last_accepted_rows(x, make_lengths<space>(starts.data(), Rows{4}),
-                                             make_lengths<space>(accepted.data(), Rows{3}),
-                                             make_dense<space, position_t, 1>(rows.data(), {3}));
+    Status const status =
+        last_accepted_rows(x, make_lengths<space>(starts.data(), Rows{4}),
+                           make_lengths<space>(accepted.data(), Rows{3}),
+                           make_dense<space, position_t, 1>(rows.data(), {3}));
     test::finish(x);
     return status;
   };
