@@ -20,3 +20,4 @@
 #include <indexshare/cuda/frontend.cuh>
 #include <indexshare/cuda/prefetch.cuh>
 #include <indexshare/cuda/quantize.cuh>
+#include <indexshare/cuda/records.cuh>

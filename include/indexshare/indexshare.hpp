@@ -28,6 +28,7 @@
 #include <indexshare/host/indexer.hpp>
 #include <indexshare/host/memory.hpp>
 #include <indexshare/host/prefetch.hpp>
+#include <indexshare/host/records.hpp>
 #include <indexshare/host/selection.hpp>
 #include <indexshare/host/topk.hpp>
 #include <indexshare/reference.hpp>
