@@ -189,9 +189,6 @@ constexpr Status check_cache_memory(CacheNames const& names, Cache const& cache)
   if (cache.blocks > max_position / cache.block_size) {
     return failure(Errc::bad_shape, names.blocks, max_position / cache.block_size, cache.blocks);
   }
-  if (table.staging_slots > 0 && table.staging_slots != cache.slots()) {
-    return failure(Errc::bad_shape, names.staging, table.staging_slots, cache.slots());
-  }
   if (cache.blocks > 0 && cache.data == nullptr) return failure(Errc::missing_input, names.memory);
   if (cache.row_stride < 1 || cache.block_stride < 0) {
     return failure(Errc::bad_stride, names.strides, 1, cache.row_stride);
@@ -211,7 +208,9 @@ constexpr Status check_cache(CacheNames const& names, Cache const& cache, index_
       !status.ok()) {
     return status;
   }
-  return check_cache_memory(names, cache);
+  if (Status const status = check_cache_memory(names, cache); !status.ok()) return status;
+  return table.staging_slots == 0 ? Status{}
+                                  : check_extent(names.staging, table.staging_slots, cache.slots());
 }
 
 }  // namespace detail
