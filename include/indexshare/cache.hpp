@@ -175,6 +175,13 @@ INDEXSHARE_HD inline T load_unaligned(std::byte const* source) noexcept {
   return value;
 }
 
+/// Writes a T that may lie unaligned among bytes.
+template <class T>
+INDEXSHARE_HD inline void store_unaligned(std::byte* target, T const& value) noexcept {
+  auto const* source = reinterpret_cast<std::byte const*>(&value);
+  for (std::size_t i = 0; i < sizeof(T); ++i) target[i] = source[i];
+}
+
 /// The scale of a token in a block of codes and then scales.
 template <Space S, class Format, class Storage>
 INDEXSHARE_HD constexpr Storage* scale_of(CacheView<S, Format, Storage> const& cache,

@@ -13,6 +13,7 @@
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 
+#include "cache_pool.hpp"
 #include "executors.hpp"
 #include "memory.hpp"
 #include "random.hpp"
@@ -35,79 +36,12 @@ namespace {
 constexpr bool on_device = space == Space::device;
 /// Executors of host memory share these calls but for their threads.
 using X = std::tuple_element_t<std::tuple_size_v<test::Executors> - 1, test::Executors>;
-using Bytes = std::vector<std::byte>;
+using test::Bytes;
+using test::Place;
+using test::Pool;
 using Slots = std::vector<position_t>;
 
 constexpr std::size_t to_size(index_t n) { return static_cast<std::size_t>(n); }
-
-/// How a cache lies in its pool, in elements of storage.
-struct Place {
-  index_t page = 1, blocks = 1, lanes = 1;
-  index_t row_gap = 0, block_gap = 0;
-};
-
-/// A pool full of random bytes with a cache in it.
-template <class Format>
-struct Pool {
-  using Storage = typename Format::storage;
-  static constexpr bool latent = std::is_same_v<Format, format::LatentE4m3>;
-  static constexpr bool scaled =
-      std::is_same_v<Format, format::IndexKeyE4m3> || std::is_same_v<Format, format::IndexKeyInt8>;
-
-  Place place;
-  Format format{};
-  test::Guarded<Storage> memory;
-
-  explicit Pool(Place p, std::uint64_t seed = 1, Format f = {})
-      : place(p), format(f), memory(to_size(p.blocks * block_stride())) {
-    test::Random random(seed);
-    auto* const bytes = reinterpret_cast<std::byte*>(memory.data());
-    for (std::size_t i = 0; i < memory.bytes(); ++i) bytes[i] = std::byte(random.bits());
-  }
-
-  index_t row_size() const {  // in elements
-    if constexpr (latent) {
-      index_t const tiles = (format.latent + format.tile - 1) / format.tile;
-      return format.latent + 4 * tiles + 2 * (place.lanes - format.latent);
-    } else {
-      return place.lanes;
-    }
-  }
-  index_t row_stride() const { return row_size() + place.row_gap; }
-  index_t block_stride() const {
-    return place.page * (row_stride() + (scaled ? 4 : 0)) + place.block_gap;
-  }
-  index_t slots() const { return place.blocks * place.page; }
-  index_t record() const { return row_size() * index_t{sizeof(Storage)} + (scaled ? 4 : 0); }
-
-  MutableCacheView<space, Format> view() {
-    return {memory.data(),  place.blocks, place.page, place.lanes,
-            block_stride(), row_stride(), format};
-  }
-
-  std::byte* bytes() { return reinterpret_cast<std::byte*>(memory.data()); }
-  Bytes all() { return Bytes(bytes(), bytes() + memory.bytes()); }
-  /// The record of a row, and where its two parts lie in bytes of the pool.
-  struct Parts {
-    index_t row, scale, row_bytes;
-  };
-  Parts parts(index_t slot) const {
-    index_t const block = slot / place.page * block_stride();
-    index_t const j = slot % place.page;
-    auto const size = index_t{sizeof(Storage)};
-    return {(block + j * row_stride()) * size, block + place.page * row_stride() + 4 * j,
-            row_size() * size};
-  }
-  static Bytes read(Bytes const& all, Parts const& p) {
-    Bytes row(all.begin() + p.row, all.begin() + p.row + p.row_bytes);
-    if (scaled) row.insert(row.end(), all.begin() + p.scale, all.begin() + p.scale + 4);
-    return row;
-  }
-  static void write(Bytes& all, Parts const& p, Bytes const& row) {
-    std::copy_n(row.begin(), p.row_bytes, all.begin() + p.row);
-    if (scaled) std::copy_n(row.begin() + p.row_bytes, 4, all.begin() + p.scale);
-  }
-};
 
 SlotView<space> slot_view(test::Guarded<position_t> const& slots) {
   return make_dense<space, position_t const, 1>(slots.data(), {static_cast<index_t>(slots.size())});
@@ -153,7 +87,7 @@ void check_inside(Pool<Format>& pool, Slots const& from_slots, Slots const& to_s
   test::Scratch scratch(
       copy_rows_workspace(x, Rows{static_cast<index_t>(from_slots.size())}, pool.view()));
   REQUIRE_THAT(copy(pool, from_slots, pool, to_slots, scratch.get()), succeeded());
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
   CHECK((pool.memory.intact() && scratch.intact()));
 }
 
@@ -229,7 +163,7 @@ TEMPLATE_LIST_TEST_CASE("records: saved with one page size, restored with anothe
       Slots const sources(slots.begin(), slots.begin() + 37);
       Bytes const want = copied(from, sources, to, targets);
       REQUIRE_THAT(put(to, part, targets), succeeded());
-      CHECK(to.all() == want);
+      CHECK((to.all() == want));
       CHECK(to.memory.intact());
     }
   }
@@ -254,11 +188,11 @@ TEMPLATE_LIST_TEST_CASE("copy_rows: between two caches without a workspace, empt
       Bytes want = copied(from, sources, to, targets);
       Bytes const unchanged = from.all();
       REQUIRE_THAT(copy(from, sources, to, targets, {}), succeeded());
-      CHECK(to.all() == want);
+      CHECK((to.all() == want));
       want = copied(from, sources, to, {});  // row i to slot i
       REQUIRE_THAT(copy(from, sources, to, {}, {}), succeeded());
-      CHECK(to.all() == want);
-      CHECK(from.all() == unchanged);
+      CHECK((to.all() == want));
+      CHECK((from.all() == unchanged));
       CHECK((to.memory.intact() && from.memory.intact()));
     }
   }
@@ -293,9 +227,9 @@ TEST_CASE("SHARE-CACHE R108: a batch reordered to [1, 0], then again, is what it
   Bytes const before = pool.all();
   Slots const order{4, 5, 6, 7, 0, 1, 2, 3};
   check_inside(pool, order, all_slots(8));
-  CHECK(pool.all() != before);
+  CHECK((pool.all() != before));
   check_inside(pool, order, all_slots(8));
-  CHECK(pool.all() == before);
+  CHECK((pool.all() == before));
 }
 
 TEST_CASE("copy_rows: parts of one pool that do not overlap need no workspace, others do",
@@ -312,7 +246,7 @@ TEST_CASE("copy_rows: parts of one pool that do not overlap need no workspace, o
   std::copy_n(want.begin(), 3 * pool.block_stride(), want.begin() + 3 * pool.block_stride());
   CHECK_THAT(copy_rows(x, left, slot_view(slots), right, {}), succeeded());
   test::finish(x);
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
   right.data -= pool.block_stride();
   auto const need = copy_rows_workspace(x, Rows{12}, left);
   CHECK(need.bytes == 12 * 656 / 256 * 256 + 256);
@@ -320,7 +254,7 @@ TEST_CASE("copy_rows: parts of one pool that do not overlap need no workspace, o
              refused(Errc::workspace_too_small, "copy_rows")
                  .naming(static_cast<std::int64_t>(need.bytes), 0));
   test::finish(x);
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
 }
 
 // ---- what a list may hold
@@ -344,14 +278,14 @@ TEST_CASE("records: on the host a slot outside the cache is refused, on a device
       CHECK(records == want);  // zeros between them
       Bytes const imported = copied(pool, slots, other, slots);
       REQUIRE_THAT(put(other, records, slots), succeeded());
-      CHECK(other.all() == imported);
+      CHECK((other.all() == imported));
       for (bool const is_source : {true, false}) {
         Slots const good{5, 6, 7};
         auto const& sources = is_source ? slots : good;
         auto const& targets = is_source ? good : slots;
         Bytes const moved = copied(pool, sources, other, targets);
         REQUIRE_THAT(copy(pool, sources, other, targets, {}), succeeded());
-        CHECK(other.all() == moved);
+        CHECK((other.all() == moved));
         check_inside(pool, sources, targets);
       }
     } else {
@@ -371,8 +305,8 @@ TEST_CASE("records: on the host a slot outside the cache is refused, on a device
         CHECK_THAT(copy(pool, {1, 2, 3}, other, slots, {}),
                    refused(Errc::bad_value, "copy to").naming(12, bad));
       }
-      CHECK(other.all() == untouched);
-      CHECK(pool.all() == before);
+      CHECK((other.all() == untouched));
+      CHECK((pool.all() == before));
     }
   }
 }
@@ -439,7 +373,7 @@ TEST_CASE("records: what does not fit is refused by name, before any work", "[re
   CHECK_THAT(copy_rows(x, view, slot_view(slots), pool.view(), slot_view(slots), crooked),
              refused(Errc::bad_value, "alignment"));
   test::finish(x);
-  CHECK(pool.all() == before);
+  CHECK((pool.all() == before));
   CHECK(memory[0] == test::unwritten);
 }
 
@@ -581,7 +515,7 @@ TEST_CASE(
   std::size_t i = 0;
   model.for_each([&](CacheId, auto& pool) {
     check_inside(pool, {}, {});  // a trim or reset that moves no token
-    CHECK(pool.all() == before[i++]);
+    CHECK((pool.all() == before[i++]));
   });
   CHECK(usable_prefix(model.inventory(), cuda::std::span<index_t const>()).error().code ==
         Errc::bad_shape);
@@ -655,8 +589,8 @@ TEMPLATE_LIST_TEST_CASE("CUDA records: captured once, replayed with new slots an
       std::copy(bytes.begin(), bytes.end(), b->bytes());
     }
     graph.replay();
-    CHECK(from.all() == want_from.all());
-    CHECK(to.all() == want_to.all());
+    CHECK((from.all() == want_from.all()));
+    CHECK((to.all() == want_to.all()));
   }
 }
 
