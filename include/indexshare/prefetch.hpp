@@ -13,6 +13,8 @@
 #include <indexshare/views.hpp>
 #include <indexshare/workspace.hpp>
 
+#include <cuda/std/bit>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -75,10 +77,8 @@ struct alignas(8) PrefetchWord {
 
   /// The row of slot `place` of the word among all that are listed; it is listed itself.
   INDEXSHARE_HD constexpr position_t row(int place) const noexcept {
-    std::uint32_t lower = listed & ((std::uint32_t{1} << place) - 1);
-    std::uint32_t row = before;
-    for (; lower != 0; lower &= lower - 1) ++row;
-    return static_cast<position_t>(row);
+    std::uint32_t const lower = listed & ((std::uint32_t{1} << place) - 1);
+    return static_cast<position_t>(before + static_cast<std::uint32_t>(cuda::std::popcount(lower)));
   }
 };
 
