@@ -243,6 +243,9 @@ template <Space S>
 struct PageTable {
   Tensor<S, position_t const, 2> pages{};
   index_t page_size = 1;
+  /// Not 0: the table of staging caches of so many slots (PrefetchList::pages), which maps nothing:
+  /// only the slots of a staged group plan point there.
+  index_t staging_slots = 0;
 
   INDEXSHARE_HD constexpr bool contiguous() const noexcept {
     return pages.data_handle() == nullptr;
@@ -271,7 +274,10 @@ struct PageTable {
 /// Whether two tables are the same memory, read the same way.
 template <Space S>
 constexpr bool same_pages(PageTable<S> const& a, PageTable<S> const& b) noexcept {
-  if (a.page_size != b.page_size || a.contiguous() != b.contiguous()) return false;
+  if (a.page_size != b.page_size || a.contiguous() != b.contiguous() ||
+      a.staging_slots != b.staging_slots) {
+    return false;
+  }
   return a.contiguous() ||
          (a.pages.data_handle() == b.pages.data_handle() && a.pages.mapping() == b.pages.mapping());
 }

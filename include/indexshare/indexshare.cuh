@@ -19,5 +19,6 @@
 #include <indexshare/cuda/batch.cuh>
 #include <indexshare/cuda/cache_writes.cuh>
 #include <indexshare/cuda/frontend.cuh>
+#include <indexshare/cuda/prefetch.cuh>
 #include <indexshare/cuda/quantize.cuh>
 #include <indexshare/cuda/records.cuh>

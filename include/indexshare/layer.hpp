@@ -150,9 +150,11 @@ struct SparseAttentionLayer {
         detail::check_readable("batch.lengths", batch.lengths),
         detail::check_readable("batch.requests", batch.requests),
     });
-    return status.ok()
-               ? detail::check_covering_table(detail::kv_table_names, batch.kv_pages, shape.keys)
-               : status;
+    if (!status.ok()) return status;
+    PageTable<S> pages = batch.kv_pages;
+    // A reused group plan may point into staging caches; whether it does, check_shared compares.
+    if (Attention::reads_selection && !is_full()) pages.staging_slots = 0;
+    return detail::check_covering_table(detail::kv_table_names, pages, shape.keys);
   }
 
   template <Executor X>
@@ -208,6 +210,17 @@ struct SparseAttentionLayer {
     if (Status const status = match_tag(expected_tag(in.id, in.batch.count()), state.tag());
         !status.ok()) {
       return status;
+    }
+    if (index_t const staged = state.plan_pages().staging_slots,
+        brought = in.batch.kv_pages.staging_slots;
+        staged != brought) {
+      return failure(Errc::stale_selection,
+                     staged == 0
+                         ? "batch.kv_pages of staging caches, but the group plan points into "
+                           "the KV caches; call plan_prefetch first"
+                         : "the group plan points into staging caches (plan_prefetch), "
+                           "batch.kv_pages does not; call plan_group first",
+                     staged, brought);
     }
     if (!same_pages(in.batch.kv_pages, state.plan_pages())) {
       return failure(Errc::stale_selection,

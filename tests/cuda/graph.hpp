@@ -35,6 +35,8 @@ class Graph {
     cudaGraphDestroy(graph_);
   }
 
+  cudaGraph_t get() const { return graph_; }
+
   void launch() const { test::require(cudaGraphLaunch(executable_, x_.stream())); }
   void replay() const {
     launch();

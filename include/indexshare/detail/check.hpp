@@ -81,21 +81,29 @@ struct TableNames {
   char const* width;
   char const* memory;
   char const* keys = "keys that the page table addresses";
+  char const* staging =
+      "page table of staging caches, which maps no position: only shared layers read by it";
 };
-inline constexpr TableNames kv_table_names{"batch.kv_pages.page_size", "pages of batch.kv_pages",
-                                           "batch.kv_pages",
-                                           "keys that batch.kv_pages address, against shape.keys"};
+inline constexpr TableNames kv_table_names{
+    "batch.kv_pages.page_size", "pages of batch.kv_pages", "batch.kv_pages",
+    "keys that batch.kv_pages address, against shape.keys",
+    "batch.kv_pages of staging caches, which map no position: "
+    "only shared layers read by it"};
 inline constexpr TableNames index_table_names{
     "batch.index_pages.page_size", "pages of batch.index_pages", "batch.index_pages",
     "keys that batch.index_pages address, against shape.keys"};
 
-/// A readable table of a size for which slots can be computed without overflow.
+/// A readable table of a size for which slots can be computed without overflow, and that maps
+/// positions.
 template <Space S>
 constexpr Status check_table(TableNames const& names, PageTable<S> const& table) noexcept {
   return first_failure({check_at_least(names.page_size, 1, table.page_size),
                         check_at_most(names.page_size, max_position, table.page_size),
                         check_at_most(names.width, max_position, table.pages.extent(1)),
-                        check_readable(names.memory, table.pages)});
+                        check_readable(names.memory, table.pages),
+                        table.staging_slots == 0
+                            ? Status{}
+                            : failure(Errc::bad_value, names.staging, 0, table.staging_slots)});
 }
 
 /// The same of a table that addresses at least `keys` tokens of each request.
@@ -114,6 +122,7 @@ struct CacheNames {
   char const* blocks;
   char const* strides;
   char const* format;
+  char const* staging = "slots of the cache against those of the table's staging caches";
 };
 inline constexpr CacheNames index_key_cache_names{
     "memory of the index-key cache",
@@ -127,7 +136,9 @@ inline constexpr CacheNames kv_cache_names{"memory of the KV cache",
                                            "block size of the KV cache against kv_pages.page_size",
                                            "blocks of the KV cache (slots are int32)",
                                            "strides of the KV cache",
-                                           "latent or tile of the KV cache's format"};
+                                           "latent or tile of the KV cache's format",
+                                           "slots of the KV cache against the staging caches of "
+                                           "batch.kv_pages"};
 
 template <class Format>
 constexpr bool format_fits(Format const&, index_t) noexcept {
@@ -197,7 +208,9 @@ constexpr Status check_cache(CacheNames const& names, Cache const& cache, index_
       !status.ok()) {
     return status;
   }
-  return check_cache_memory(names, cache);
+  if (Status const status = check_cache_memory(names, cache); !status.ok()) return status;
+  return table.staging_slots == 0 ? Status{}
+                                  : check_extent(names.staging, table.staging_slots, cache.slots());
 }
 
 }  // namespace detail

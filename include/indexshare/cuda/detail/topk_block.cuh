@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <indexshare/cuda/detail/block_sum.cuh>
 #include <indexshare/cuda/detail/warp.cuh>
 #include <indexshare/cuda/topk_plan.hpp>
 #include <indexshare/dims.hpp>
@@ -16,8 +17,6 @@ namespace indexshare {
 inline namespace v0 {
 namespace detail {
 
-__device__ inline std::uint32_t warp_lane() { return threadIdx.x % 32; }
-__device__ inline std::uint32_t warp_index() { return threadIdx.x / 32; }
 __device__ inline std::uint32_t lanes_before(std::uint32_t lane) { return (1u << lane) - 1; }
 
 // ---- keys
@@ -29,46 +28,6 @@ __device__ inline float key_score(std::uint32_t key) {
   bool const negative = key < 0x80000000u;
   std::uint32_t const magnitude = negative ? 0x80000000u - key : key - 0x80000000u;
   return cuda::std::bit_cast<float>(magnitude | (negative ? 0x80000000u : 0u));
-}
-
-// ---- sums over the block
-
-struct BlockSum {
-  std::uint32_t before;  ///< of the threads with lower numbers
-  std::uint32_t total;
-};
-
-__device__ inline std::uint32_t inclusive_warp_sum(std::uint32_t value) {
-  for (int step = 1; step < 32; step *= 2) {
-    std::uint32_t const other = __shfl_up_sync(full_warp, value, static_cast<unsigned>(step));
-    if (warp_lane() >= static_cast<std::uint32_t>(step)) value += other;
-  }
-  return value;
-}
-
-/// Sums of a number per warp. Passes one barrier; two calls need another one between them.
-struct WarpSums {
-  std::uint32_t inclusive;  ///< of the warps up to number warp_lane()
-
-  __device__ std::uint32_t through(std::uint32_t warp) const {
-    return __shfl_sync(full_warp, inclusive, static_cast<int>(warp));
-  }
-};
-template <class T>
-__device__ WarpSums sum_of_warps(TopKScratch<T>& scratch, std::uint32_t value) {
-  if (warp_lane() == 31) scratch.warps[warp_index()] = value;
-  __syncthreads();
-  return {inclusive_warp_sum(warp_lane() < T::threads / 32 ? scratch.warps[warp_lane()] : 0)};
-}
-
-/// The same of a number per thread.
-template <class T>
-__device__ BlockSum block_sum(TopKScratch<T>& scratch, std::uint32_t value) {
-  std::uint32_t const inclusive = inclusive_warp_sum(value);
-  WarpSums const warps = sum_of_warps(scratch, inclusive);
-  std::uint32_t const own = __shfl_sync(full_warp, inclusive, 31);
-  return {warps.through(warp_index()) - own + inclusive - value,
-          warps.through(T::threads / 32 - 1)};
 }
 
 // ---- the k-th best key
@@ -115,7 +74,7 @@ __device__ TopKCut find_cut(TopKScratch<T>& scratch, std::uint32_t wanted,
       scratch.bins[first + i] = 0;
       sum += counts[i];
     }
-    std::uint32_t above = block_sum(scratch, sum).before;
+    std::uint32_t above = block_sum<T::threads / 32>(scratch.warps, sum).before;
     for (int i = own - 1; i >= 0; --i) {
       if (above < cut.ties && cut.ties <= above + counts[i]) {  // for one bin of one thread
         scratch.digit = static_cast<std::uint32_t>(first + i);
@@ -170,8 +129,8 @@ __device__ TopKMarks<T> mark(TopKScratch<T>& scratch, std::uint32_t count, Wante
   for (std::uint32_t first = 0; first < words; first += T::threads) {
     __syncthreads();
     std::uint32_t const word = first + threadIdx.x;
-    BlockSum const sum =
-        block_sum(scratch, word < words ? static_cast<std::uint32_t>(__popc(bits[word])) : 0u);
+    BlockSum const sum = block_sum<T::threads / 32>(
+        scratch.warps, word < words ? static_cast<std::uint32_t>(__popc(bits[word])) : 0u);
     if (word < words) before[word] = total + sum.before;
     total += sum.total;
   }

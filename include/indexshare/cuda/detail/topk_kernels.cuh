@@ -181,7 +181,7 @@ struct TopKCandidates {
         before = marks.rank(chunks[c].offset);
         marked = marks.rank(chunks[c].offset + chunks[c].count) - before;
       }
-      BlockSum const sum = block_sum(scratch, marked);
+      BlockSum const sum = block_sum<T::threads / 32>(scratch.warps, marked);
       if (c < chunk_count) shift_of(c) = total + sum.before - before;
       total += sum.total;
       __syncthreads();
@@ -314,7 +314,7 @@ template <class T>
 __device__ void append_candidates(TopKScratch<T>& scratch, TopKStaged<T> const& staged,
                                   std::uint32_t found, std::uint32_t origin,
                                   TopKRowBuffers const& row, TopKChunk& record) {
-  WarpSums const sums = sum_of_warps(scratch, found);
+  WarpSums const sums = sum_of_warps<T::threads / 32>(scratch.warps, found);
   std::uint32_t const total = sums.through(staged.warps - 1);
   if (threadIdx.x == 0) {
     scratch.word = total == 0 ? 0 : atomicAdd(&row.counters.candidates, total);
