@@ -106,14 +106,14 @@ class IndexShareBackend final : public MeteredBackend {
   void begin(Call const& call, Batch const& batch) override {
     Micro& micro = micro_of(call);
     micro.forward = {.id = next_id(call), .batch = &batch};
-    number_rows(call, batch, micro.forward, micro.numbers);
+    number(call, batch, micro.forward, micro.numbers);
   }
 
   void begin_draft(Call const& call, Batch const& batch,
                    Tensor<std::int32_t> const& accepted) override {
     Micro& micro = micro_of(call);
     if (call.draft_step == 1) micro.draft = {.id = next_id(call), .batch = &batch};
-    number_rows(call, batch, micro.draft, micro.draft_numbers);
+    number(call, batch, micro.draft, micro.draft_numbers);
     if (call.draft_step == 1) pass_on_selection(call, accepted);
   }
 
@@ -295,7 +295,7 @@ class IndexShareBackend final : public MeteredBackend {
   }
 
   /// Which token of which request each row is, from the engine's chunks.
-  void number_rows(Call const& call, Batch const& batch, Forward& forward, Numbers const& numbers) const {
+  void number(Call const& call, Batch const& batch, Forward& forward, Numbers const& numbers) const {
     using indexshare::index_t;
     using indexshare::position_t;
     index_t const rows = batch.rows;
@@ -307,7 +307,7 @@ class IndexShareBackend final : public MeteredBackend {
         indexshare::make_lengths<space>(batch.lengths.data(), indexshare::Rows{batch.requests})};
     indexshare::RowNumbers<space> const out{numbers_of(numbers.positions), numbers_of(numbers.lengths),
                                             numbers_of(numbers.requests)};
-    require(indexshare::number_rows(place_.exec(call.stream), chunks, out));
+    require(number_rows(place_.exec(call.stream), chunks, out));
     auto const pages = page_table(batch);  // one for the index keys and all KV
     forward.positions = out.positions;
     forward.rows = {out.lengths, out.requests, pages, pages};
@@ -319,15 +319,14 @@ class IndexShareBackend final : public MeteredBackend {
     Micro& micro = micro_of(call);
     auto const exec = place_.exec(call.stream);
     indexshare::Rows const requests{micro.draft.batch->requests};
-    auto const anchors =
-        indexshare::make_dense<space, indexshare::position_t, 1>(micro.anchors.data(), {requests.n});
-    require(indexshare::last_accepted_rows(
-        exec,
-        indexshare::make_lengths<space>(micro.forward.batch->starts.data(),
-                                        indexshare::Rows{requests.n + 1}),
-        indexshare::make_lengths<space>(accepted.data(), requests), anchors));
-    require(indexshare::compact_selection(exec, micro.states[first_draft], micro.forward.id, anchors,
-                                          micro.draft.id, micro.draft.rows, micro.states[later_drafts]));
+    auto const starts = indexshare::make_lengths<space>(micro.forward.batch->starts.data(),
+                                                        indexshare::Rows{requests.n + 1});
+    require(last_accepted_rows(
+        exec, starts, indexshare::make_lengths<space>(accepted.data(), requests),
+        indexshare::make_dense<space, indexshare::position_t, 1>(micro.anchors.data(), {requests.n})));
+    require(compact_selection(exec, micro.states[first_draft], micro.forward.id,
+                              indexshare::make_lengths<space>(micro.anchors.data(), requests),
+                              micro.draft.id, micro.draft.rows, micro.states[later_drafts]));
   }
 
   template <class Cache>
@@ -336,7 +335,7 @@ class IndexShareBackend final : public MeteredBackend {
     Forward const& forward = forward_of(call);
     auto const rows = indexshare::make_dense<space, float const, 2>(
         values.data(), {forward.rows.count(), values.size(1)});
-    require(indexshare::append_rows(place_.exec(call.stream), rows, forward.positions,
+    require(append_rows(place_.exec(call.stream), rows, forward.positions,
                                     forward.rows.requests, pages, cache)
                 .at_layer(call.layer));
   }

@@ -32,8 +32,10 @@ constexpr programs::OptionSpec options[] = {
     {"--backend", "host|cuda", "where attention runs (default host)"},
     {"--requests", "N", "requests (default 4; without --small 3)"},
     {"--new-tokens", "N", "to generate per request, about (default 12; without --small 6)"},
-    {"--stored", "N", "leading tokens of a prompt restored from a store (default 0; without --small 3000)"},
-    {"--budget", "N", "rows of a step, at most (default 40; without --small 48)"},
+    {"--document", "N", "tokens that a prompt begins with (default 70; without --small 3000)"},
+    {"--stored", "N",
+     "of them restored from a store instead of computed (default 0; without --small all)"},
+    {"--budget", "N", "rows of a step, at most (default 40; without --small 24)"},
     {"--drafts", "N", "tokens drafted by the MTP layer after each step (default 3)"},
     {"--micro-batches", "N", "parts of a step that run interleaved layer by layer (default 1)"},
     {"--scratch", "MiB", "of each workspace, at most (default 64)"},
@@ -51,7 +53,7 @@ struct Settings {
   Sizes sizes{};
   bool small = false;
   bool check = false;
-  std::int64_t requests = 0, new_tokens = 0, stored = 0, budget = 0, drafts = 0, micro_batches = 0,
+  std::int64_t requests = 0, new_tokens = 0, document = 0, stored = 0, budget = 0, drafts = 0, micro_batches = 0,
                scratch_mib = 0, threads = 0, seed = 0;
 };
 
@@ -62,8 +64,9 @@ Parsed<Settings> read_settings(Arguments const& arguments, bool on_cuda) {
   programs::NumberOption const numbers[] = {
       {"--requests", s.small ? 4 : 3, 1, 64, &s.requests},
       {"--new-tokens", s.small ? 12 : 6, 1, 4096, &s.new_tokens},
-      {"--stored", s.small ? 0 : 3000, 0, 1 << 20, &s.stored},
-      {"--budget", s.small ? 40 : 48, 1, 4096, &s.budget},
+      {"--document", s.small ? 70 : 3000, 0, 1 << 20, &s.document},
+      {"--stored", s.small ? 0 : -1, 0, 1 << 20, &s.stored},
+      {"--budget", s.small ? 40 : 24, 1, 4096, &s.budget},
       {"--drafts", 3, 0, 8, &s.drafts},
       {"--micro-batches", 1, 1, 8, &s.micro_batches},
       {"--scratch", 64, 1, 1 << 20, &s.scratch_mib},
@@ -71,6 +74,11 @@ Parsed<Settings> read_settings(Arguments const& arguments, bool on_cuda) {
       {"--seed", 1, 0, 1 << 30, &s.seed}};
   if (auto const read = programs::read_numbers(arguments, numbers); !read) {
     return cuda::std::unexpected(read.error());
+  }
+  if (s.stored < 0) s.stored = s.document;
+  if (s.stored > s.document) {
+    return programs::reject("--stored", "got " + std::to_string(s.stored) + ", the document has " +
+                                            std::to_string(s.document) + " tokens");
   }
   return s;
 }
@@ -91,9 +99,8 @@ indexshare::SharePlan schedule_of(bool small) {
 std::vector<Request> make_requests(Settings const& s, Model const& model) {
   std::vector<Request> requests;
   for (int id = 0; id < s.requests; ++id) {
-    int const document = static_cast<int>(s.stored) + (s.small ? 70 : 0);
     bool const tiny = s.small && id == 3;
-    int const shared = tiny ? 0 : document;
+    int const shared = tiny ? 0 : static_cast<int>(s.document);
     int const own = tiny ? 1 : 20 + 7 * id % 23;
     Request request{.id = id,
                     .arrival = 3 * id,

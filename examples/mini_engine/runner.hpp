@@ -108,6 +108,7 @@ class Runner {
   /// Afterwards each chunk knows how many of its rows are right.
   void forward(int step) {
     for (MicroBatch& micro : micros_) begin(micro, step);
+    for (MicroBatch& micro : micros_) backend_->begin(call_of(micro, 0), micro.batch);
     for (int layer = 0; layer < sizes_.layers; ++layer) run_layer(layer);
     for (MicroBatch& micro : micros_) accept(micro);
     run_layer(sizes_.mtp_layer());
@@ -223,20 +224,20 @@ class Runner {
         micro.hidden.push_back(model_->embed(chunk.token(i), chunk.first() + i));
       }
     }
-    backend_->begin(call_of(micro, 0), micro.batch);
   }
 
-  /// One layer of all micro-batches: while one computes, the host projects the next.
+  /// One layer of all micro-batches. The host keeps its hands off the tensors while any is under way.
   void run_layer(int layer) {
+    for (MicroBatch& micro : micros_) project(micro, call_of(micro, layer), micro.batch.rows);
     for (MicroBatch& micro : micros_) enqueue(micro, call_of(micro, layer), micro.batch.rows);
+    for (MicroBatch& micro : micros_) device_->wait(micro.stream);
     for (MicroBatch& micro : micros_) {
-      finish(micro, call_of(micro, layer), micro.batch.rows);
       record(micro, layer);
+      absorb(micro, layer, micro.batch.rows);
     }
   }
 
-  void enqueue(MicroBatch& micro, Call const& call, int rows) const {
-    if (rows == 0) return;
+  void project(MicroBatch& micro, Call const& call, int rows) const {
     for (int row = 0; row < rows; ++row) {
       Hidden const& hidden = at(micro.hidden, row);
       model_->project_kv(call.layer, hidden, micro.tensors, row);
@@ -248,16 +249,17 @@ class Runner {
         model_->project_index_query(call.layer, hidden, micro.tensors, row);
       }
     }
+  }
+
+  void enqueue(MicroBatch& micro, Call const& call, int rows) const {
+    if (rows == 0) return;
     backend_->append(call, micro.tensors);
     backend_->attend(call, micro.tensors);
   }
 
-  void finish(MicroBatch& micro, Call const& call, int rows) const {
-    if (rows == 0) return;
-    device_->wait(micro.stream);
+  void absorb(MicroBatch& micro, int layer, int rows) const {
     for (int row = 0; row < rows; ++row) {
-      at(micro.hidden, row) =
-          model_->absorb(call.layer, at(micro.hidden, row), micro.tensors.out.row(row));
+      at(micro.hidden, row) = model_->absorb(layer, at(micro.hidden, row), micro.tensors.out.row(row));
     }
   }
 
@@ -312,9 +314,11 @@ class Runner {
       at(micro.hidden, i) = model_->mtp_input(at(micro.hidden, i), at(last, i));
     }
     Call const call = call_of(micro, sizes_.mtp_layer(), step);
+    project(micro, call, batch.rows);
     backend_->begin_draft(call, batch, micro.accepted);
     enqueue(micro, call, batch.rows);
-    finish(micro, call, batch.rows);
+    device_->wait(micro.stream);
+    absorb(micro, call.layer, batch.rows);
     for (int i = 0; i < batch.rows; ++i) {
       Chunk const& chunk = at(micro.chunks, i);
       chunk.request->draft_records.push_back(
