@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "runner.hpp"
+#include "engine.hpp"
 
 #include <algorithm>
 #include <cstdint>

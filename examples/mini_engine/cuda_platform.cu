@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine on CUDA: its device, and the library's CUDA back end. The only part of the program that
-// a CUDA compiler sees.
+// The engine on CUDA: its device, and the library's CUDA back end. The only part of the program
+// that a CUDA compiler sees.
 #include "../programs/cuda_machine.cuh"
 #include "platform.hpp"
 
@@ -49,7 +49,9 @@ struct CudaPlace {
   static constexpr Space space = Space::device;
   indexshare::DeviceLimits limits;
 
-  indexshare::CudaExec exec(void* stream) const { return {static_cast<cudaStream_t>(stream), limits}; }
+  indexshare::CudaExec exec(void* stream) const {
+    return {static_cast<cudaStream_t>(stream), limits};
+  }
 };
 
 }  // namespace

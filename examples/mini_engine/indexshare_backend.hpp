@@ -41,14 +41,14 @@ struct Bf16Caches {
   template <Space S>
   static auto index_keys(std::byte* data, indexshare::Pages pages, indexshare::PageSize page_size,
                          Sizes const& s) {
-    return indexshare::make_paged_cache<S>(reinterpret_cast<indexshare::bf16*>(data), pages, page_size,
-                                           indexshare::HeadDim{s.index_dim});
+    return indexshare::make_paged_cache<S>(reinterpret_cast<indexshare::bf16*>(data), pages,
+                                           page_size, indexshare::HeadDim{s.index_dim});
   }
   template <Space S>
   static auto kv(std::byte* data, indexshare::Pages pages, indexshare::PageSize page_size,
                  Sizes const& s) {
-    return indexshare::make_paged_cache<S>(reinterpret_cast<indexshare::bf16*>(data), pages, page_size,
-                                           indexshare::HeadDim{s.key_dim});
+    return indexshare::make_paged_cache<S>(reinterpret_cast<indexshare::bf16*>(data), pages,
+                                           page_size, indexshare::HeadDim{s.key_dim});
   }
   static std::int64_t index_key_bytes(Sizes const& s) { return 2 * s.index_dim; }
   static std::int64_t kv_bytes(Sizes const& s) { return 2 * s.key_dim; }
@@ -85,20 +85,24 @@ class MeteredBackend : public AttentionBackend {
 template <class Place, class Caches>
 class IndexShareBackend final : public MeteredBackend {
  public:
-  IndexShareBackend(Place const& place, Sizes const& sizes, AttentionPlan const& plan, Device& device)
+  IndexShareBackend(Place const& place, Sizes const& sizes, AttentionPlan const& plan,
+                    Device& device)
       : place_(place),
         device_(&device),
         sizes_(sizes),
         plan_(plan),
         share_{plan.schedule, {sizes.mtp_layer(), true}, !plan.alone},
-        stage_(plan.schedule.stage(0, plan.schedule.total_layers(), indexshare::StageStart::own).value()),
+        stage_(plan.schedule.stage(0, plan.schedule.total_layers(), indexshare::StageStart::own)
+                   .value()),
         pages_{plan.alone ? 1 : sizes.pages},
         page_size_{plan.alone ? sizes.request_pages() * sizes.page_size : sizes.page_size} {
     make_caches();
     for (int i = 0; i < plan.micro_batches; ++i) micros_.push_back(make_micro());
   }
 
-  bool has_index_keys(Call const& call) const override { return plan_.schedule.is_full(call.layer); }
+  bool has_index_keys(Call const& call) const override {
+    return plan_.schedule.is_full(call.layer);
+  }
   bool selects(Call const& call) const override {
     return plan_.schedule.is_full(call.layer) && call.draft_step == 0;
   }
@@ -133,8 +137,8 @@ class IndexShareBackend final : public MeteredBackend {
     typename Layer::template inputs<space> in{};
     in.id = forward.id;
     in.batch = forward.rows;
-    in.attention.q =
-        indexshare::make_query<space>(bf16(tensors.q), rows, heads, indexshare::HeadDim{sizes_.key_dim});
+    in.attention.q = indexshare::make_query<space>(bf16(tensors.q), rows, heads,
+                                                   indexshare::HeadDim{sizes_.key_dim});
     in.attention.kv = kv_cache(call.layer);
     in.attention.scale = plan_.scale;
     if (layer.is_full()) {  // on the check's way these are still those of the source layer
@@ -200,9 +204,10 @@ class IndexShareBackend final : public MeteredBackend {
 
   static void require(indexshare::Status const& status) {
     if (status.ok()) return;
-    throw std::runtime_error("layer " + std::to_string(status.layer) + ": " + status.what + " (expected " +
-                             std::to_string(status.expected) + ", got " + std::to_string(status.got) +
-                             ", CUDA error " + std::to_string(status.cuda_error) + ")");
+    throw std::runtime_error("layer " + std::to_string(status.layer) + ": " + status.what +
+                             " (expected " + std::to_string(status.expected) + ", got " +
+                             std::to_string(status.got) + ", CUDA error " +
+                             std::to_string(status.cuda_error) + ")");
   }
   template <class T>
   static T value_of(indexshare::Result<T> const& result) {
@@ -249,7 +254,8 @@ class IndexShareBackend final : public MeteredBackend {
   void make_caches() {
     std::int64_t const tokens = pages_.n * page_size_.n;
     for (int layer = 0; layer < stage_.last(); ++layer) {
-      kv_.emplace_back(*device_, std::initializer_list<std::int64_t>{tokens, Caches::kv_bytes(sizes_)});
+      kv_.emplace_back(*device_,
+                       std::initializer_list<std::int64_t>{tokens, Caches::kv_bytes(sizes_)});
     }
     for (int i = 0; i < stage_.index_caches(); ++i) {
       index_keys_.emplace_back(
@@ -257,12 +263,13 @@ class IndexShareBackend final : public MeteredBackend {
     }
   }
   auto kv_cache(int layer) const {
-    return Caches::template kv<space>(kv_[static_cast<std::size_t>(layer)].data(), pages_, page_size_,
-                                      sizes_);
+    return Caches::template kv<space>(kv_[static_cast<std::size_t>(layer)].data(), pages_,
+                                      page_size_, sizes_);
   }
   auto index_key_cache(int layer) const {
     auto const number = static_cast<std::size_t>(value_of(stage_.index_cache_slot(layer)));
-    return Caches::template index_keys<space>(index_keys_[number].data(), pages_, page_size_, sizes_);
+    return Caches::template index_keys<space>(index_keys_[number].data(), pages_, page_size_,
+                                              sizes_);
   }
 
   Micro make_micro() const {
@@ -282,20 +289,24 @@ class IndexShareBackend final : public MeteredBackend {
     indexshare::TopK const top_k{sizes_.top_k};
     for (std::size_t i = 0; i < states; ++i) {
       auto const bytes = static_cast<std::int64_t>(State::size(rows, top_k).bytes);
-      auto const& memory = micro.state_memory.emplace_back(device, std::initializer_list<std::int64_t>{bytes});
+      auto const& memory =
+          micro.state_memory.emplace_back(device, std::initializer_list<std::int64_t>{bytes});
       micro.states.push_back(value_of(State::make({memory.data(), memory.bytes()}, rows, top_k)));
     }
     return micro;
   }
 
   indexshare::PageTable<space> page_table(Batch const& batch) const {
-    if (plan_.alone) return indexshare::make_contiguous_table<space>(indexshare::Keys{page_size_.n});
-    return indexshare::make_page_table<space>(batch.pages.data(), indexshare::Requests{batch.requests},
+    if (plan_.alone)
+      return indexshare::make_contiguous_table<space>(indexshare::Keys{page_size_.n});
+    return indexshare::make_page_table<space>(batch.pages.data(),
+                                              indexshare::Requests{batch.requests},
                                               indexshare::Pages{batch.pages.size(1)}, page_size_);
   }
 
   /// Which token of which request each row is, from the engine's chunks.
-  void number(Call const& call, Batch const& batch, Forward& forward, Numbers const& numbers) const {
+  void number(Call const& call, Batch const& batch, Forward& forward,
+              Numbers const& numbers) const {
     using indexshare::index_t;
     using indexshare::position_t;
     index_t const rows = batch.rows;
@@ -305,8 +316,8 @@ class IndexShareBackend final : public MeteredBackend {
     indexshare::Chunks<space> const chunks{
         indexshare::make_lengths<space>(batch.starts.data(), indexshare::Rows{batch.requests + 1}),
         indexshare::make_lengths<space>(batch.lengths.data(), indexshare::Rows{batch.requests})};
-    indexshare::RowNumbers<space> const out{numbers_of(numbers.positions), numbers_of(numbers.lengths),
-                                            numbers_of(numbers.requests)};
+    indexshare::RowNumbers<space> const out{
+        numbers_of(numbers.positions), numbers_of(numbers.lengths), numbers_of(numbers.requests)};
     require(number_rows(place_.exec(call.stream), chunks, out));
     auto const pages = page_table(batch);  // one for the index keys and all KV
     forward.positions = out.positions;
@@ -321,9 +332,10 @@ class IndexShareBackend final : public MeteredBackend {
     indexshare::Rows const requests{micro.draft.batch->requests};
     auto const starts = indexshare::make_lengths<space>(micro.forward.batch->starts.data(),
                                                         indexshare::Rows{requests.n + 1});
-    require(last_accepted_rows(
-        exec, starts, indexshare::make_lengths<space>(accepted.data(), requests),
-        indexshare::make_dense<space, indexshare::position_t, 1>(micro.anchors.data(), {requests.n})));
+    require(last_accepted_rows(exec, starts,
+                               indexshare::make_lengths<space>(accepted.data(), requests),
+                               indexshare::make_dense<space, indexshare::position_t, 1>(
+                                   micro.anchors.data(), {requests.n})));
     require(compact_selection(exec, micro.states[first_draft], micro.forward.id,
                               indexshare::make_lengths<space>(micro.anchors.data(), requests),
                               micro.draft.id, micro.draft.rows, micro.states[later_drafts]));
@@ -335,8 +347,8 @@ class IndexShareBackend final : public MeteredBackend {
     Forward const& forward = forward_of(call);
     auto const rows = indexshare::make_dense<space, float const, 2>(
         values.data(), {forward.rows.count(), values.size(1)});
-    require(append_rows(place_.exec(call.stream), rows, forward.positions,
-                                    forward.rows.requests, pages, cache)
+    require(append_rows(place_.exec(call.stream), rows, forward.positions, forward.rows.requests,
+                        pages, cache)
                 .at_layer(call.layer));
   }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small continuous-batching engine whose attention is the library's. docs/engines.md walks through.
+// A small continuous-batching engine whose attention is the library's. docs/engines.md walks
+// through.
 #include "../programs/arguments.hpp"
 #include "../programs/glm52.hpp"
 #include "check.hpp"
-#include "engine.hpp"
 #include "platform.hpp"
 
+#include <indexshare/accounting.hpp>
 #include <indexshare/cache_inventory.hpp>
 
 #include <algorithm>
@@ -32,7 +33,7 @@ constexpr programs::OptionSpec options[] = {
     {"--backend", "host|cuda", "where attention runs (default host)"},
     {"--requests", "N", "requests (default 4; without --small 3)"},
     {"--new-tokens", "N", "to generate per request, about (default 12; without --small 6)"},
-    {"--document", "N", "tokens that a prompt begins with (default 70; without --small 3000)"},
+    {"--document", "N", "tokens that a prompt begins with (default 80; without --small 3000)"},
     {"--stored", "N",
      "of them restored from a store instead of computed (default 0; without --small all)"},
     {"--budget", "N", "rows of a step, at most (default 40; without --small 24)"},
@@ -45,16 +46,18 @@ constexpr programs::OptionSpec options[] = {
 };
 
 constexpr char const* purpose =
-    "A small continuous-batching engine on a synthetic model with GLM-5.2's schedule: chunked prefill,\n"
-    "decode, MTP drafts and shared prefixes in one batch. Exit status 0: ran, and with --check all is\n"
+    "A small continuous-batching engine on a synthetic model with GLM-5.2's schedule: chunked "
+    "prefill,\n"
+    "decode, MTP drafts and shared prefixes in one batch. Exit status 0: ran, and with --check all "
+    "is\n"
     "equal; 1: something differs; 2: an error, in one line on stderr.";
 
 struct Settings {
   Sizes sizes{};
   bool small = false;
   bool check = false;
-  std::int64_t requests = 0, new_tokens = 0, document = 0, stored = 0, budget = 0, drafts = 0, micro_batches = 0,
-               scratch_mib = 0, threads = 0, seed = 0;
+  std::int64_t requests = 0, new_tokens = 0, document = 0, stored = 0, budget = 0, drafts = 0,
+               micro_batches = 0, scratch_mib = 0, threads = 0, seed = 0;
 };
 
 Parsed<Settings> read_settings(Arguments const& arguments, bool on_cuda) {
@@ -64,7 +67,7 @@ Parsed<Settings> read_settings(Arguments const& arguments, bool on_cuda) {
   programs::NumberOption const numbers[] = {
       {"--requests", s.small ? 4 : 3, 1, 64, &s.requests},
       {"--new-tokens", s.small ? 12 : 6, 1, 4096, &s.new_tokens},
-      {"--document", s.small ? 70 : 3000, 0, 1 << 20, &s.document},
+      {"--document", s.small ? 80 : 3000, 0, 1 << 20, &s.document},
       {"--stored", s.small ? 0 : -1, 0, 1 << 20, &s.stored},
       {"--budget", s.small ? 40 : 24, 1, 4096, &s.budget},
       {"--drafts", 3, 0, 8, &s.drafts},
@@ -150,14 +153,17 @@ double mib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 void print_plan(Sizes const& sizes, indexshare::SharePlan const& plan, BackendBytes const& bytes,
                 std::string const& where) {
   std::printf(
-      "%d layers and an MTP layer, %d of %d with an indexer; %d heads, latent %d + rope %d, indexer %d x "
+      "%d layers and an MTP layer, %d of %d with an indexer; %d heads, latent %d + rope %d, "
+      "indexer %d x "
       "%d, top-k %d; on %s\n",
       sizes.layers, plan.full_layers().count() + 1, sizes.layers + 1, sizes.heads, sizes.value_dim,
-      sizes.key_dim - sizes.value_dim, sizes.index_heads, sizes.index_dim, sizes.top_k, where.c_str());
-  std::printf("planned up front: scratch %.2f MiB, selection states %.2f MiB, %d pages of %d tokens: KV "
-              "%.1f MiB, index keys %.1f MiB\n",
-              mib(bytes.scratch), mib(bytes.states), sizes.pages, sizes.page_size, mib(bytes.kv),
-              mib(bytes.index_keys));
+      sizes.key_dim - sizes.value_dim, sizes.index_heads, sizes.index_dim, sizes.top_k,
+      where.c_str());
+  std::printf(
+      "planned up front: scratch %.2f MiB, selection states %.2f MiB, %d pages of %d tokens: KV "
+      "%.1f MiB, index keys %.1f MiB\n",
+      mib(bytes.scratch), mib(bytes.states), sizes.pages, sizes.page_size, mib(bytes.kv),
+      mib(bytes.index_keys));
 }
 
 /// Bytes of the trunk's caches per token, with an indexer in every layer and as scheduled.
@@ -165,17 +171,19 @@ void print_token_bytes(Sizes const& sizes, indexshare::SharePlan const& plan, st
                        std::int64_t index_keys, char const* format) {
   indexshare::CacheInventory const trunk(plan, 0, sizes.layers, kv, index_keys);
   std::int64_t const kv_bytes = sizes.layers * kv;
-  std::printf("bytes per token, %s: index keys %lld without sharing, %lld with; KV %lld either way\n", format,
-              static_cast<long long>(sizes.layers * index_keys),
-              static_cast<long long>(trunk.bytes(1) - kv_bytes), static_cast<long long>(kv_bytes));
+  std::printf(
+      "bytes per token, %s: index keys %lld without sharing, %lld with; KV %lld either way\n",
+      format, static_cast<long long>(sizes.layers * index_keys),
+      static_cast<long long>(trunk.bytes(1) - kv_bytes), static_cast<long long>(kv_bytes));
 }
 
 void print_counts(EngineCounts const& c, std::size_t requests, std::int64_t indexer_calls,
                   std::int64_t expected_calls) {
-  std::printf("%zu requests in %d steps: %d rows (%.1f per step, %d at most), %d prompt chunks, %d decode "
-              "rows, %d steps with both\n",
-              requests, c.steps, c.rows, static_cast<double>(c.rows) / c.steps, c.most_rows,
-              c.prefill_chunks, c.decode_rows, c.mixed_steps);
+  std::printf(
+      "%zu requests in %d steps: %d rows (%.1f per step, %d at most), %d prompt chunks, %d decode "
+      "rows, %d steps with both\n",
+      requests, c.steps, c.rows, static_cast<double>(c.rows) / c.steps, c.most_rows,
+      c.prefill_chunks, c.decode_rows, c.mixed_steps);
   std::printf("drafts: %d verified, %d accepted; prefix: %d tokens in reused pages, %d restored\n",
               c.drafted, c.accepted, c.reused, c.restored);
   std::printf("indexer calls: %lld, by the schedule %lld\n", static_cast<long long>(indexer_calls),
@@ -183,8 +191,8 @@ void print_counts(EngineCounts const& c, std::size_t requests, std::int64_t inde
 }
 
 /// Runs each request alone and compares. Exit status.
-int check(Settings const& s, Sizes const& sizes, Model const& model, AttentionPlan plan, Platform& platform,
-          std::vector<Request> const& requests,
+int check(Settings const& s, Sizes const& sizes, Model const& model, AttentionPlan plan,
+          Platform& platform, std::vector<Request> const& requests,
           std::vector<std::unique_ptr<Request>> const& done, bool calls_right) {
   plan.alone = true;
   plan.micro_batches = 1;
@@ -193,11 +201,13 @@ int check(Settings const& s, Sizes const& sizes, Model const& model, AttentionPl
   Checker checker;
   for (auto const& request : done) {
     std::fprintf(stderr, "checking request %d\n", request->id);
-    checker.compare(*request, run_alone(runner, sizes, requests[static_cast<std::size_t>(request->id)]));
+    checker.compare(*request,
+                    run_alone(runner, sizes, requests[static_cast<std::size_t>(request->id)]));
   }
   Comparison const& r = checker.result();
   auto const line = [](std::int64_t equal, std::int64_t all, char const* what) {
-    std::printf("%lld of %lld %s\n", static_cast<long long>(equal), static_cast<long long>(all), what);
+    std::printf("%lld of %lld %s\n", static_cast<long long>(equal), static_cast<long long>(all),
+                what);
   };
   line(r.equal_selections, r.selections, "selections equal (of a row in a layer)");
   line(r.equal_outputs, r.outputs, "outputs equal, bit for bit");
@@ -223,8 +233,10 @@ int run(Settings const& s, Platform& platform) {
       .micro_batches = static_cast<int>(s.micro_batches)};
   auto const backend = platform.backend(sizes, plan, *platform.device);
   print_plan(sizes, schedule, backend->bytes(), platform.where);
+  indexshare::ModelConfig const glm = programs::glm52_model();
   print_token_bytes(sizes, schedule, 2 * sizes.key_dim, 2 * sizes.index_dim, "bf16 caches");
-  print_token_bytes(sizes, schedule, 656, 132, "fp8 caches of engines");
+  print_token_bytes(sizes, schedule, indexshare::kv_entry_bytes(glm),
+                    indexshare::index_key_bytes(glm), "fp8 caches");
 
   auto const start = std::chrono::steady_clock::now();
   Engine engine(sizes, model, *backend, *platform.device, plan.micro_batches);
@@ -234,11 +246,13 @@ int run(Settings const& s, Platform& platform) {
   std::fprintf(stderr, "engine: %.1f s\n", taken.count());
 
   EngineCounts const& counts = engine.counts();
-  std::int64_t const expected = std::int64_t{counts.forwards} * (schedule.full_layers().count() + 1);
+  std::int64_t const expected =
+      std::int64_t{counts.forwards} * (schedule.full_layers().count() + 1);
   print_counts(counts, done.size(), backend->indexer_calls(), expected);
   std::fflush(stdout);
   if (!s.check) return 0;
-  return check(s, sizes, model, plan, platform, requests, done, backend->indexer_calls() == expected);
+  return check(s, sizes, model, plan, platform, requests, done,
+               backend->indexer_calls() == expected);
 }
 
 int fail(std::string const& message) {

@@ -9,10 +9,10 @@
 #include <cmath>
 #include <cstdint>
 
-/// @file A model that costs nothing to own: weights are a hash, projections read two lanes of a small
-/// hidden state per output lane. What matters here is real: every number depends on the layer, the
-/// token, its position and all that attention returned before, so that one wrong selection changes
-/// what comes after; and a row's numbers do not depend on the rows beside it.
+/// @file A model that costs nothing to own: weights are a hash, projections read two lanes of a
+/// small hidden state per output lane. What matters here is real: every number depends on the
+/// layer, the token, its position and all that attention returned before, so that one wrong
+/// selection changes what comes after; and a row's numbers do not depend on the rows beside it.
 
 namespace mini {
 
@@ -68,8 +68,8 @@ class Model {
   void project_index_query(int layer, Hidden const& hidden, LayerTensors const& to, int row) const {
     project(Part::index_query, layer, hidden, to.index_q.row(row),
             sizes_.index_heads * sizes_.index_dim, to_bf16);
-    float const scale =
-        1.0f / std::sqrt(static_cast<float>(sizes_.index_heads) * static_cast<float>(sizes_.index_dim));
+    float const scale = 1.0f / std::sqrt(static_cast<float>(sizes_.index_heads) *
+                                         static_cast<float>(sizes_.index_dim));
     project(Part::head_weight, layer, hidden, to.weights.row(row), sizes_.index_heads,
             [scale](float value) { return value * scale; });
   }
@@ -92,7 +92,7 @@ class Model {
 
   /// The likeliest next token. Each token has a usual successor, so that drafts are often right.
   int next_token(Hidden const& hidden, int token) const {
-    constexpr float habit = 18.0f;
+    constexpr float habit = 20.0f;
     int const usual = static_cast<int>(mix(key(Part::successor, 0), number(token)) % vocabulary);
     int best = 0;
     float best_logit = -INFINITY;
@@ -127,7 +127,17 @@ class Model {
 
  private:
   enum class Part : std::uint32_t {
-    token, position, kv, query, index_key, index_query, head_weight, output, successor, head, stored,
+    token,
+    position,
+    kv,
+    query,
+    index_key,
+    index_query,
+    head_weight,
+    output,
+    successor,
+    head,
+    stored,
     prompt,
   };
   static std::uint32_t number(int value) { return static_cast<std::uint32_t>(value); }
