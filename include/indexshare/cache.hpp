@@ -129,12 +129,37 @@ constexpr auto make_index_key_int8_cache(Byte* data, Pages pages, PageSize page_
       data, pages.n, page_size.n, lanes.n, page_size.n * (lanes.n + 4), lanes.n, {}};
 }
 
+namespace detail {
+
+/// Whether a format keeps the scales of a block behind all of its codes, apart from the rows.
+template <class Format>
+inline constexpr bool scales_behind_codes =
+    std::is_same_v<Format, format::IndexKeyE4m3> || std::is_same_v<Format, format::IndexKeyInt8>;
+
+/// Bytes of the scales of a latent row; none where the format makes no sense.
+INDEXSHARE_HD constexpr index_t scale_bytes_of_latent(format::LatentE4m3 const& layout) noexcept {
+  return layout.tile < 1 ? 0 : (layout.latent + layout.tile - 1) / layout.tile * 4;
+}
+
+/// Elements of storage that a row of `lanes` lanes takes at its place (`CacheView::row`), without a
+/// scale that lies apart.
+template <class Format>
+INDEXSHARE_HD constexpr index_t row_elements(Format const&, index_t lanes) noexcept {
+  return lanes;
+}
+INDEXSHARE_HD constexpr index_t row_elements(format::LatentE4m3 const& layout,
+                                             index_t lanes) noexcept {
+  return layout.latent + scale_bytes_of_latent(layout) + (lanes - layout.latent) * 2;
+}
+
+}  // namespace detail
+
 /// Latent rows in e4m3 with scales per `tile` and bf16 rotary lanes.
 template <Space S, class Byte>
 requires std::is_same_v<std::remove_const_t<Byte>, std::byte>
 constexpr auto make_latent_e4m3_cache(Byte* data, Pages pages, PageSize page_size, index_t latent,
                                       index_t rope, index_t tile = 128) noexcept {
-  index_t const row = latent + (latent + tile - 1) / tile * 4 + rope * 2;
+  index_t const row = detail::row_elements(format::LatentE4m3{latent, tile}, latent + rope);
   return CacheView<S, format::LatentE4m3, Byte>{
       data, pages.n, page_size.n, latent + rope, page_size.n * row, row, {latent, tile}};
 }
@@ -148,6 +173,13 @@ INDEXSHARE_HD inline T load_unaligned(std::byte const* source) noexcept {
   auto* target = reinterpret_cast<std::byte*>(&value);
   for (std::size_t i = 0; i < sizeof(T); ++i) target[i] = source[i];
   return value;
+}
+
+/// Writes a T that may lie unaligned among bytes.
+template <class T>
+INDEXSHARE_HD inline void store_unaligned(std::byte* target, T const& value) noexcept {
+  auto const* source = reinterpret_cast<std::byte const*>(&value);
+  for (std::size_t i = 0; i < sizeof(T); ++i) target[i] = source[i];
 }
 
 /// The scale of a token in a block of codes and then scales.
@@ -194,7 +226,7 @@ INDEXSHARE_HD inline void decode_row(CacheView<S, format::LatentE4m3> const& cac
   index_t const tile = cache.format.tile;
   std::byte const* codes = cache.row(slot);
   std::byte const* scales = codes + latent;
-  std::byte const* rope = scales + (latent + tile - 1) / tile * 4;
+  std::byte const* rope = scales + detail::scale_bytes_of_latent(cache.format);
   for (index_t i = 0; i < latent; ++i) {
     auto const scale = detail::load_unaligned<float>(scales + i / tile * 4);
     out[i] = to_float(e4m3{static_cast<std::uint8_t>(codes[i])}) * scale;

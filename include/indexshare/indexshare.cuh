@@ -19,3 +19,4 @@
 #include <indexshare/cuda/batch.cuh>
 #include <indexshare/cuda/frontend.cuh>
 #include <indexshare/cuda/quantize.cuh>
+#include <indexshare/cuda/records.cuh>

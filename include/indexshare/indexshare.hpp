@@ -27,6 +27,7 @@
 #include <indexshare/host/batch.hpp>
 #include <indexshare/host/indexer.hpp>
 #include <indexshare/host/memory.hpp>
+#include <indexshare/host/records.hpp>
 #include <indexshare/host/selection.hpp>
 #include <indexshare/host/topk.hpp>
 #include <indexshare/reference.hpp>

@@ -87,9 +87,9 @@ struct Memory {
                                     {row_step(), head_step(), 1});
   }
   template <class X>
-  void run(X const& x, QueryQuantization const& options = {}) {
+  void run(X const& x, ScaleRecipe const& recipe = {}) {
     REQUIRE(
-        quantize_queries(x, queries<X::space>(), head_weights<X::space>(), out<X::space>(), options)
+        quantize_queries(x, queries<X::space>(), head_weights<X::space>(), out<X::space>(), recipe)
             .ok());
     test::finish(x);
     CHECK((q.intact() && weights.intact() && codes.intact()));
@@ -97,10 +97,10 @@ struct Memory {
 };
 
 /// The scale by its definition, in double; powers of two by counting.
-double scale_by_hand(double amax, QueryQuantization const& options) {
-  double const floored = std::max(amax, static_cast<double>(options.amax_floor));
+double scale_by_hand(double amax, ScaleRecipe const& recipe) {
+  double const floored = std::max(amax, static_cast<double>(recipe.amax_floor));
   float const scale = static_cast<float>(floored) / 448.0f;
-  if (!options.power_of_two) return static_cast<double>(scale);
+  if (!recipe.power_of_two) return static_cast<double>(scale);
   double power = 1;
   while (power < static_cast<double>(scale)) power *= 2;
   while (power / 2 >= static_cast<double>(scale)) power /= 2;
@@ -114,15 +114,15 @@ TEMPLATE_LIST_TEST_CASE(
     "scale",
     "[frontend]", test::Executors) {
   TestType const x{};
-  QueryQuantization const options{.amax_floor = GENERATE(1e-4f, 1e-10f),
-                                  .power_of_two = GENERATE(false, true)};
+  ScaleRecipe const recipe{.amax_floor = GENERATE(1e-4f, 1e-10f),
+                           .power_of_two = GENERATE(false, true)};
   for (index_t const rows : {0, 1, 17}) {
     for (index_t const heads : {1, 3}) {
       for (index_t const lanes : {1, 31, 32, 33, 128}) {
         for (Strides const apart : {Strides{}, Strides{3, 5}}) {
           CAPTURE(rows, heads, lanes, apart.head_pad);
           Memory got(rows, heads, lanes, apart), before(rows, heads, lanes, apart);
-          got.run(x, options);
+          got.run(x, recipe);
           index_t wrong = 0;
           for (index_t r = 0; r < rows; ++r) {
             for (index_t h = 0; h < heads; ++h) {
@@ -130,7 +130,7 @@ TEMPLATE_LIST_TEST_CASE(
               for (index_t i = 0; i < lanes; ++i) {
                 amax = std::max(amax, std::abs(static_cast<double>(before.lane(r, h, i))));
               }
-              double const scale = scale_by_hand(amax, options);
+              double const scale = scale_by_hand(amax, recipe);
               float const folded = before.weight(r, h) * static_cast<float>(scale);
               wrong += got.weight(r, h) != folded ? 1 : 0;
               for (index_t i = 0; i < lanes; ++i) {
@@ -302,8 +302,8 @@ TEMPLATE_LIST_TEST_CASE("quantize queries: shapes are refused by name and nothin
   auto const w = m.head_weights<space>();
   auto const out = m.out<space>();
   auto const refuses = [&](auto const& queries, auto const& weights, auto const& codes,
-                           QueryQuantization const& options, Errc code, std::string_view part) {
-    Status const status = quantize_queries(x, queries, weights, codes, options);
+                           ScaleRecipe const& recipe, Errc code, std::string_view part) {
+    Status const status = quantize_queries(x, queries, weights, codes, recipe);
     INFO(status.what);
     CHECK(status.code == code);
     CHECK(std::string_view(status.what).find(part) != std::string_view::npos);

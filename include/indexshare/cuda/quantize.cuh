@@ -3,6 +3,7 @@
 
 #include <indexshare/cuda/detail/launch.cuh>
 #include <indexshare/cuda/detail/lines.cuh>
+#include <indexshare/cuda/detail/warp.cuh>
 #include <indexshare/cuda/exec.cuh>
 #include <indexshare/frontend/quantize.hpp>
 
@@ -14,7 +15,7 @@ namespace detail {
 INDEXSHARE_KERNEL void quantize_queries_kernel(
     __grid_constant__ Tensor<Space::device, float const, 3> const q,
     __grid_constant__ Tensor<Space::device, float, 2> const weights,
-    __grid_constant__ Tensor<Space::device, e4m3, 3> const out, QueryQuantization options) {
+    __grid_constant__ Tensor<Space::device, e4m3, 3> const out, ScaleRecipe recipe) {
   constexpr unsigned warp_threads = LaneRange::warp_threads;
   LaneRange const lanes{threadIdx.x % warp_threads, q.extent(2)};
   index_t const heads = q.extent(0) * q.extent(1);
@@ -24,10 +25,7 @@ INDEXSHARE_KERNEL void quantize_queries_kernel(
     index_t const head = i % q.extent(1);
     float amax = 0;
     lanes.for_each([&](index_t lane) { amax = fmaxf(amax, finite_magnitude(q(row, head, lane))); });
-    for (int apart = warp_threads / 2; apart > 0; apart /= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, apart));
-    }
-    float const scale = query_scale(amax, options);
+    float const scale = scale_of_lanes(largest_of_warp(amax), recipe);
     lanes.for_each(
         [&](index_t lane) { out(row, head, lane) = quantized(q(row, head, lane), scale); });
     if (lanes.first == 0) weights(row, head) *= scale;
@@ -41,15 +39,15 @@ INDEXSHARE_KERNEL void quantize_queries_kernel(
 inline Status quantize_queries(CudaExec const& x, Tensor<Space::device, float const, 3> const& q,
                                Tensor<Space::device, float, 2> const& weights,
                                Tensor<Space::device, e4m3, 3> const& out,
-                               QueryQuantization const& options = {}) noexcept {
-  if (Status const status = detail::check_quantize(q, weights, out, options); !status.ok()) {
+                               ScaleRecipe const& recipe = {}) noexcept {
+  if (Status const status = detail::check_quantize(q, weights, out, recipe); !status.ok()) {
     return status;
   }
   index_t const blocks = (q.extent(0) * q.extent(1) + detail::line_warps - 1) / detail::line_warps;
   return detail::launch(
       x, "quantize_queries", detail::quantize_queries_kernel,
       {dim3(detail::blocks_for(blocks)), detail::line_warps * detail::LaneRange::warp_threads, 0},
-      q, weights, out, options);
+      q, weights, out, recipe);
 }
 
 }  // namespace v0

@@ -137,25 +137,27 @@ constexpr bool format_fits(format::LatentE4m3 const& layout, index_t lanes) noex
   return layout.latent >= 0 && layout.latent <= lanes && layout.tile >= 1;
 }
 
-/// Strides of a plain cache that is written: no two elements in one place, blocks of rows or rows
-/// of blocks.
+/// Strides of a cache that is written: no two rows in one place, blocks of rows or rows of blocks.
 template <class Cache>
 constexpr Status check_distinct_rows(CacheNames const& names, Cache const& cache) noexcept {
+  index_t const row = row_elements(cache.format, cache.lanes);
   bool const rows_inside =
-      cache.row_stride >= cache.lanes &&
+      cache.row_stride >= row &&
       (cache.blocks <= 1 || cache.block_stride >= cache.block_size * cache.row_stride);
   bool const blocks_inside =
-      cache.block_stride >= cache.lanes &&
+      cache.block_stride >= row &&
       (cache.block_size <= 1 || cache.row_stride >= cache.blocks * cache.block_stride);
   return rows_inside || blocks_inside
              ? Status{}
-             : failure(Errc::bad_stride, names.strides, cache.lanes, cache.row_stride);
+             : failure(Errc::bad_stride, names.strides, row, cache.row_stride);
 }
 
-/// The same of int8 keys: codes do not overlap, and a block ends behind its scales.
-template <Space S, class Storage>
-constexpr Status check_distinct_rows(
-    CacheNames const& names, CacheView<S, format::IndexKeyInt8, Storage> const& cache) noexcept {
+/// The same of codes with their scales behind them: codes do not overlap, and a block ends behind
+/// its scales.
+template <Space S, class Format, class Storage>
+requires scales_behind_codes<Format>
+constexpr Status check_distinct_rows(CacheNames const& names,
+                                     CacheView<S, Format, Storage> const& cache) noexcept {
   if (cache.row_stride < cache.lanes) {
     return failure(Errc::bad_stride, names.strides, cache.lanes, cache.row_stride);
   }
@@ -165,15 +167,11 @@ constexpr Status check_distinct_rows(
              : failure(Errc::bad_stride, names.strides, block, cache.block_stride);
 }
 
-/// A cache of rows with `lanes` lanes that a page table of the same page size points into.
+/// A cache whose slots can be addressed, and whose format fits its lanes.
 template <class Cache>
-constexpr Status check_cache(CacheNames const& names, Cache const& cache, index_t lanes,
-                             PageTable<Cache::space> const& table) noexcept {
-  if (Status const status =
-          first_failure({check_extent(names.lanes, lanes, cache.lanes),
-                         check_at_least(names.page_size, 1, cache.block_size),
-                         check_extent(names.page_size, table.page_size, cache.block_size),
-                         check_at_least(names.blocks, 0, cache.blocks)});
+constexpr Status check_cache_memory(CacheNames const& names, Cache const& cache) noexcept {
+  if (Status const status = first_failure({check_at_least(names.page_size, 1, cache.block_size),
+                                           check_at_least(names.blocks, 0, cache.blocks)});
       !status.ok()) {
     return status;
   }
@@ -184,8 +182,22 @@ constexpr Status check_cache(CacheNames const& names, Cache const& cache, index_
   if (cache.row_stride < 1 || cache.block_stride < 0) {
     return failure(Errc::bad_stride, names.strides, 1, cache.row_stride);
   }
-  if (!format_fits(cache.format, lanes)) return failure(Errc::bad_value, names.format);
+  if (!format_fits(cache.format, cache.lanes)) return failure(Errc::bad_value, names.format);
   return {};
+}
+
+/// A cache of rows with `lanes` lanes that a page table of the same page size points into.
+template <class Cache>
+constexpr Status check_cache(CacheNames const& names, Cache const& cache, index_t lanes,
+                             PageTable<Cache::space> const& table) noexcept {
+  if (Status const status =
+          first_failure({check_extent(names.lanes, lanes, cache.lanes),
+                         check_at_least(names.page_size, 1, cache.block_size),
+                         check_extent(names.page_size, table.page_size, cache.block_size)});
+      !status.ok()) {
+    return status;
+  }
+  return check_cache_memory(names, cache);
 }
 
 }  // namespace detail

@@ -11,8 +11,8 @@ namespace indexshare {
 inline namespace v0 {
 
 /// out(r, h, i) = q(r, h, i) / scale(r, h) in e4m3, rounded to nearest, and weights(r, h) *=
-/// scale(r, h) in fp32, with scale = max(largest |q| of the head, amax_floor) / 448, as `options`
-/// say. So `ReluDotIndexer<e4m3, ...>` scores as one with `q` would, up to the rounding of `out`.
+/// scale(r, h) in fp32, with scale = max(largest |q| of the head, amax_floor) / 448, as `recipe`
+/// says. So `ReluDotIndexer<e4m3, ...>` scores as one with `q` would, up to the rounding of `out`.
 /// Zeros give zeros and a finite weight. A lane that is NaN or infinite becomes NaN, and takes no
 /// part in the scale. All back ends give the same bits.
 ///
@@ -24,8 +24,8 @@ template <HostSpaceExecutor X>
 Status quantize_queries(X const& x, Tensor<Space::host, float const, 3> const& q,
                         Tensor<Space::host, float, 2> const& weights,
                         Tensor<Space::host, e4m3, 3> const& out,
-                        QueryQuantization const& options = {}) noexcept {
-  if (Status const status = detail::check_quantize(q, weights, out, options); !status.ok()) {
+                        ScaleRecipe const& recipe = {}) noexcept {
+  if (Status const status = detail::check_quantize(q, weights, out, recipe); !status.ok()) {
     return status;
   }
   detail::for_each_row(x, q.extent(0), [&](index_t row) noexcept {
@@ -34,7 +34,7 @@ Status quantize_queries(X const& x, Tensor<Space::host, float const, 3> const& q
       for (index_t i = 0; i < q.extent(2); ++i) {
         amax = std::max(amax, detail::finite_magnitude(q(row, h, i)));
       }
-      float const scale = detail::query_scale(amax, options);
+      float const scale = detail::scale_of_lanes(amax, recipe);
       for (index_t i = 0; i < q.extent(2); ++i) {
         out(row, h, i) = detail::quantized(q(row, h, i), scale);
       }

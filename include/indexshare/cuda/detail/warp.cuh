@@ -34,6 +34,14 @@ __device__ inline std::uint32_t of_lane(std::uint32_t value, int lane) {
   return result;
 }
 
+/// The largest of the warp's values, on all of its threads.
+__device__ inline float largest_of_warp(float value) {
+  for (int apart = 16; apart > 0; apart /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(full_warp, value, apart));
+  }
+  return value;
+}
+
 /// A number of 64 bits for each lane, to be asked of other lanes.
 class LaneNumbers {
  public:
