@@ -16,8 +16,6 @@
 namespace mini {
 namespace {
 
-using programs::require;
-
 /// Managed memory, since the synthetic model computes on the host, and streams that do not wait for
 /// the default stream.
 class CudaDevice final : public Device {
@@ -27,18 +25,19 @@ class CudaDevice final : public Device {
   }
   void* allocate(std::size_t bytes) override {
     void* memory = nullptr;
-    require(cudaMallocManaged(&memory, bytes), "managed memory");
+    programs::require(cudaMallocManaged(&memory, bytes), "managed memory");
     return memory;
   }
   void release(void* memory) noexcept override { cudaFree(memory); }
   void* new_stream() override {
     cudaStream_t stream = nullptr;
-    require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    programs::require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     streams_.push_back(stream);
     return stream;
   }
   void wait(void* stream) override {
-    require(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "the device's work");
+    programs::require(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)),
+                      "the device's work");
   }
 
  private:
@@ -56,20 +55,19 @@ struct CudaPlace {
 
 }  // namespace
 
-Platform cuda_platform() {
-  Platform platform;
+Platform cuda_platform(CacheFormat format) {
   int device = 0;
   cudaDeviceProp properties{};
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, device);
   if (error != cudaSuccess) {
-    platform.refusal = std::string("no CUDA device: ") + cudaGetErrorString(error);
-    return platform;
+    Platform none;
+    none.refusal = std::string("no CUDA device: ") + cudaGetErrorString(error);
+    return none;
   }
-  platform.where = std::string("CUDA on ") + properties.name;
-  platform.device = std::make_unique<CudaDevice>();
-  platform.backend = backend_on<Bf16Caches>(CudaPlace{indexshare::device_limits(device).value()});
-  return platform;
+  return platform_on(CudaPlace{value_of(indexshare::device_limits(device))},
+                     std::string("CUDA on ") + properties.name, std::make_unique<CudaDevice>(),
+                     format);
 }
 
 }  // namespace mini

@@ -31,13 +31,14 @@ constexpr programs::OptionSpec options[] = {
     {"--check", "", "compares each request with the same one run alone"},
     {"--small", "", "8 layers, 8 heads, top-k 32 instead of GLM-5.2's sizes (cuda: always)"},
     {"--backend", "host|cuda", "where attention runs (default host)"},
-    {"--requests", "N", "requests (default 4; without --small 3)"},
+    {"--requests", "N", "requests (default 6; without --small 3)"},
     {"--new-tokens", "N", "to generate per request, about (default 12; without --small 6)"},
     {"--document", "N", "tokens that a prompt begins with (default 80; without --small 3000)"},
     {"--stored", "N",
      "of them restored from a store instead of computed (default 0; without --small all)"},
     {"--budget", "N", "rows of a step, at most (default 40; without --small 24)"},
     {"--drafts", "N", "tokens drafted by the MTP layer after each step (default 3)"},
+    {"--cache", "bf16|e4m3", "format of the caches (default bf16); e4m3: 132 and 656 bytes a row"},
     {"--micro-batches", "N", "parts of a step that run interleaved layer by layer (default 1)"},
     {"--scratch", "MiB", "of each workspace, at most (default 64)"},
     {"--threads", "N", "threads (default: the machine's)"},
@@ -65,7 +66,7 @@ Parsed<Settings> read_settings(Arguments const& arguments, bool on_cuda) {
   s.check = arguments.has("--check");
   s.small = on_cuda || arguments.has("--small");
   programs::NumberOption const numbers[] = {
-      {"--requests", s.small ? 4 : 3, 1, 64, &s.requests},
+      {"--requests", s.small ? 6 : 3, 1, 64, &s.requests},
       {"--new-tokens", s.small ? 12 : 6, 1, 4096, &s.new_tokens},
       {"--document", s.small ? 80 : 3000, 0, 1 << 20, &s.document},
       {"--stored", s.small ? 0 : -1, 0, 1 << 20, &s.stored},
@@ -191,12 +192,10 @@ void print_counts(EngineCounts const& c, std::size_t requests, std::int64_t inde
 }
 
 /// Runs each request alone and compares. Exit status.
-int check(Settings const& s, Sizes const& sizes, Model const& model, AttentionPlan plan,
+int check(Settings const& s, Sizes const& sizes, Model const& model, AttentionPlan const& plan,
           Platform& platform, std::vector<Request> const& requests,
           std::vector<std::unique_ptr<Request>> const& done, bool calls_right) {
-  plan.alone = true;
-  plan.micro_batches = 1;
-  auto const backend = platform.backend(sizes, plan, *platform.device);
+  auto const backend = platform.make_alone(sizes, plan, *platform.device);
   Runner runner(sizes, model, *backend, *platform.device, 1);
   Checker checker;
   for (auto const& request : done) {
@@ -231,7 +230,7 @@ int run(Settings const& s, Platform& platform) {
       .scale = static_cast<float>(indexshare::softmax_scale(programs::glm52_model())),
       .scratch_budget = static_cast<std::size_t>(s.scratch_mib) << 20,
       .micro_batches = static_cast<int>(s.micro_batches)};
-  auto const backend = platform.backend(sizes, plan, *platform.device);
+  auto const backend = platform.make_backend(sizes, plan, *platform.device);
   print_plan(sizes, schedule, backend->bytes(), platform.where);
   indexshare::ModelConfig const glm = programs::glm52_model();
   print_token_bytes(sizes, schedule, 2 * sizes.key_dim, 2 * sizes.index_dim, "bf16 caches");
@@ -273,11 +272,16 @@ int main(int argc, char** argv) {
   if (where != "host" && where != "cuda") {
     return fail("--backend: got " + programs::quoted(where) + ", expected host or cuda");
   }
+  std::string const cache = arguments->text("--cache", "bf16");
+  if (cache != "bf16" && cache != "e4m3") {
+    return fail("--cache: got " + programs::quoted(cache) + ", expected bf16 or e4m3");
+  }
+  auto const format = cache == "bf16" ? CacheFormat::bf16 : CacheFormat::e4m3;
   auto const settings = read_settings(*arguments, where == "cuda");
   if (!settings) return fail(settings.error().message());
   try {
     programs::ThreadPool pool(static_cast<int>(settings->threads));
-    Platform platform = where == "cuda" ? cuda_platform() : host_platform(pool);
+    Platform platform = where == "cuda" ? cuda_platform(format) : host_platform(pool, format);
     if (!platform.refusal.empty()) return fail("--backend: " + platform.refusal);
     return run(*settings, platform);
   } catch (std::exception const& error) {
