@@ -40,6 +40,8 @@ constexpr programs::OptionSpec options[] = {
     {"--drafts", "N", "tokens drafted by the MTP layer after each step (default 3)"},
     {"--cache", "bf16|e4m3", "format of the caches (default bf16); e4m3: 132 and 656 bytes a row"},
     {"--micro-batches", "N", "parts of a step that run interleaved layer by layer (default 1)"},
+    {"--pages", "N",
+     "of 16 tokens (64 without --small) in the pool (default: half of what all need)"},
     {"--scratch", "MiB", "of each workspace, at most (default 64)"},
     {"--threads", "N", "threads (default: the machine's)"},
     {"--seed", "N", "of the synthetic model (default 1)"},
@@ -58,7 +60,7 @@ struct Settings {
   bool small = false;
   bool check = false;
   std::int64_t requests = 0, new_tokens = 0, document = 0, stored = 0, budget = 0, drafts = 0,
-               micro_batches = 0, scratch_mib = 0, threads = 0, seed = 0;
+               micro_batches = 0, pages = 0, scratch_mib = 0, threads = 0, seed = 0;
 };
 
 Parsed<Settings> read_settings(Arguments const& arguments, bool on_cuda) {
@@ -73,6 +75,7 @@ Parsed<Settings> read_settings(Arguments const& arguments, bool on_cuda) {
       {"--budget", s.small ? 40 : 24, 1, 4096, &s.budget},
       {"--drafts", 3, 0, 8, &s.drafts},
       {"--micro-batches", 1, 1, 8, &s.micro_batches},
+      {"--pages", 0, 1, 1 << 24, &s.pages},
       {"--scratch", 64, 1, 1 << 20, &s.scratch_mib},
       {"--threads", std::max(1u, std::thread::hardware_concurrency()), 1, 1024, &s.threads},
       {"--seed", 1, 0, 1 << 30, &s.seed}};
@@ -137,16 +140,16 @@ Sizes sizes_of(Settings const& s, indexshare::SharePlan const& plan) {
   return sizes;
 }
 
-/// Room for the longest request, and pages for most of them at once.
-void fit_to(Sizes& sizes, std::vector<Request> const& requests) {
+/// Room for the longest request, and unless the pool's size is given, pages for half of all at
+/// once: the rest must wait, and pages go from one to another.
+void fit_to(Sizes& sizes, Settings const& s, std::vector<Request> const& requests) {
   int all = 0;
   for (Request const& request : requests) {
-    sizes.keys = std::max(sizes.keys, request.prompt + request.new_tokens + sizes.drafts);
+    int const tokens = request.prompt + request.new_tokens + sizes.drafts;
+    sizes.keys = std::max(sizes.keys, tokens);
+    all += tokens / sizes.page_size + 1;
   }
-  for (Request const& request : requests) {
-    all += (request.prompt + request.new_tokens + sizes.drafts) / sizes.page_size + 1;
-  }
-  sizes.pages = std::max(sizes.request_pages(), all - sizes.request_pages() / 2);
+  sizes.pages = s.pages > 0 ? static_cast<int>(s.pages) : std::max(sizes.request_pages(), all / 2);
 }
 
 double mib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -224,7 +227,7 @@ int run(Settings const& s, Platform& platform) {
   Sizes sizes = sizes_of(s, schedule);
   Model const model(sizes, static_cast<std::uint32_t>(s.seed));
   std::vector<Request> const requests = make_requests(s, model);
-  fit_to(sizes, requests);
+  fit_to(sizes, s, requests);
   AttentionPlan const plan{
       .schedule = schedule,
       .scale = static_cast<float>(indexshare::softmax_scale(programs::glm52_model())),
