@@ -225,9 +225,10 @@ class IndexShareBackend final : public MeteredBackend {
     Micro& micro = micro_of(call);
     auto const exec = place_.exec(call.stream);
     int const requests = micro.draft.batch->requests;
-    auto const anchors = numbers_view<space>(micro.anchors, requests);
     require(last_accepted_rows(exec, numbers_view<space>(micro.forward.batch->starts, requests + 1),
-                               numbers_view<space>(accepted, requests), anchors));
+                               numbers_view<space>(accepted, requests),
+                               numbers_view<space>(micro.anchors, requests)));
+    indexshare::LengthView<space> const anchors = numbers_view<space>(micro.anchors, requests);
     require(compact_selection(exec, *micro.states[first_draft], micro.forward.id, anchors,
                               micro.draft.id, micro.draft.rows.batch, *micro.states[later_drafts]));
   }
