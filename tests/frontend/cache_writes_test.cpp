@@ -238,8 +238,8 @@ struct Setup {
   }
 
   template <class X, class Format>
-  void check_keys(X const& x, ScaleRecipe const& recipe, Format format = {}) {
-    Place const place{4, 8, config.index_head_dim, 2, 3};
+  void check_keys(X const& x, ScaleRecipe const& recipe, Format format = {}, index_t page = 4) {
+    Place const place{page, 8, config.index_head_dim, 2, 3};
     Pool<Format> got(place, 1, format), want(place, 1, format);
     Bytes const before = got.all();
     Bytes const steps = keys_in_steps(x, want, recipe);
@@ -249,8 +249,8 @@ struct Setup {
     CHECK((got.memory.intact() && index_k.rows.intact()));
   }
   template <class X, class Format>
-  void check_kv(X const& x, ScaleRecipe const& recipe, Format format = {}) {
-    Place const place{4, 8, config.kv_lora_rank + config.qk_rope_head_dim, 2, 3};
+  void check_kv(X const& x, ScaleRecipe const& recipe, Format format = {}, index_t page = 4) {
+    Place const place{page, 8, config.kv_lora_rank + config.qk_rope_head_dim, 2, 3};
     Pool<Format> got(place, 1, format), want(place, 1, format);
     Bytes const before = got.all();
     Bytes const steps = kv_in_steps(x, want, recipe);
@@ -438,6 +438,13 @@ TEST_CASE("cache writes: the widest row that is written in one step", "[frontend
 }
 
 #if defined(INDEXSHARE_TEST_CUDA)
+
+TEST_CASE("CUDA cache writes: more tokens than a grid has blocks", "[frontend][cache]") {
+  test::Cuda const x;
+  Setup<float> s(tiny_model(), LaneBasis::hadamard, detail::most_blocks + 77);
+  s.check_keys(x, {}, format::IndexKeyE4m3{}, 600);
+  s.check_kv(x, {}, format::LatentE4m3{32, 16}, 600);
+}
 
 TEST_CASE("CUDA cache writes: one kernel each, captured once, replayed with new rows and places",
           "[frontend][cache][graph]") {

@@ -87,8 +87,7 @@ INDEXSHARE_KERNEL void write_rows_kernel(__grid_constant__ Make const make,
   for (index_t i = blockIdx.x; i < tokens.positions.extent(0); i += gridDim.x) {
     index_t const slot = pages.slot(tokens.requests(i), tokens.positions(i));
     if (!cache.has(slot)) continue;  // the whole block
-    __syncthreads();                 // the last row has been stored
-    make(i, made);
+    make(i, made);                   // its sums have barriers, before it writes over the last row
     __syncthreads();
     for (index_t part = threadIdx.x / warp_threads; part < parts_of_row(cache);
          part += blockDim.x / warp_threads) {
