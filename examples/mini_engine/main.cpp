@@ -41,7 +41,7 @@ constexpr programs::OptionSpec options[] = {
     {"--cache", "bf16|e4m3", "format of the caches (default bf16); e4m3: 132 and 656 bytes a row"},
     {"--micro-batches", "N", "parts of a step that run interleaved layer by layer (default 1)"},
     {"--pages", "N",
-     "of 16 tokens (64 without --small) in the pool (default: half of what all need)"},
+     "of 16 tokens (64 without --small) in the pool (default: two thirds of what all need)"},
     {"--scratch", "MiB", "of each workspace, at most (default 64)"},
     {"--threads", "N", "threads (default: the machine's)"},
     {"--seed", "N", "of the synthetic model (default 1)"},
@@ -110,12 +110,12 @@ std::vector<Request> make_requests(Settings const& s, Model const& model) {
     int const shared = tiny ? 0 : static_cast<int>(s.document);
     int const own = tiny ? 1 : 20 + 7 * id % 23;
     Request request{.id = id,
-                    .arrival = 3 * id,
+                    .arrival = 2 * id,
                     .prompt = shared + own,
                     .stored = tiny ? 0 : static_cast<int>(s.stored),
                     .new_tokens = static_cast<int>(s.new_tokens) + id % 3,
                     .tokens = {}};
-    int const text = id % 3 == 1 ? 1 : 0;
+    int const text = id % 3 == 2 ? 1 : 0;
     for (int i = 0; i < shared; ++i) request.tokens.push_back(model.prompt_token(text, i));
     for (int i = 0; i < own; ++i) request.tokens.push_back(model.prompt_token(100 + id, i));
     requests.push_back(std::move(request));
@@ -149,7 +149,8 @@ void fit_to(Sizes& sizes, Settings const& s, std::vector<Request> const& request
     sizes.keys = std::max(sizes.keys, tokens);
     all += tokens / sizes.page_size + 1;
   }
-  sizes.pages = s.pages > 0 ? static_cast<int>(s.pages) : std::max(sizes.request_pages(), all / 2);
+  sizes.pages =
+      s.pages > 0 ? static_cast<int>(s.pages) : std::max(sizes.request_pages(), all * 2 / 3);
 }
 
 double mib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }

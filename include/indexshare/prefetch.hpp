@@ -22,6 +22,8 @@
 /// @file Prefetch lists: which rows of their KV caches the shared layers of a group will read is
 /// known as soon as their full layer has selected. docs/prefetch.md. Back ends: host/prefetch.hpp,
 /// cuda/prefetch.cuh.
+/// @source the idea of fetching for shared layers while others compute: sgl-project/sglang, pull
+/// request 28523
 
 namespace indexshare {
 inline namespace v0 {
@@ -216,6 +218,7 @@ constexpr WorkspaceSize prefetch_workspace(X const&, index_t cache_slots) noexce
 ///   run, with attention.kv = the staging cache and batch.kv_pages = list.pages(batch.kv_pages),
 /// which gives bit for bit what `run` gives on the KV cache itself. Rows that are appended to a
 /// layer's KV after its copy need appended_rows. plan_group brings the slots of the KV caches back.
+/// The copies read the list: the next plan_prefetch that fills it must come after them.
 ///
 /// Entries of the plan outside [0, cache_slots) become `no_position`, contributing nothing as
 /// before.

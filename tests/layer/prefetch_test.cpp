@@ -318,6 +318,40 @@ TEMPLATE_LIST_TEST_CASE("MTP: a draft step's selection is prefetched like any ot
   CHECK(drafts(true) == drafts(false));
 }
 
+TEMPLATE_LIST_TEST_CASE("prefetch: the list before the full layer attends, in steps of its run",
+                        "[prefetch]", test::Executors) {
+  TestType const x{};
+  Float model(Schedule("FSS"), 3);
+  Session direct(x, model, Schedule("FSS"), mixed_rows());
+  direct.run_all();
+
+  Session session(x, model, Schedule("FSS"), mixed_rows());
+  Prefetched<TestType, Float> prefetched(x, model, session, 8);
+  auto const layer = session.layer(0);
+  auto const in = session.inputs(0);
+  Rows const rows{session.row_count()};
+  test::Guarded<position_t> indices(to_size(rows.n * layer.shape.top_k)), counts(to_size(rows.n));
+  auto const chosen =
+      make_selection<space>(indices.data(), counts.data(), rows, TopK{layer.shape.top_k});
+  REQUIRE_THAT(select(x, layer.indexer, layer.topk, *in.indexer, in.batch, layer.shape, chosen,
+                      session.workspace()),
+               succeeded());
+  OwnedState near(rows.n, layer.shape.top_k);
+  for (SelectionState<space>* const state : {&near.get(), &session.state()}) {
+    REQUIRE_THAT(import_selection(x, {chosen.indices, chosen.counts}, in.id, 0, in.batch, *state),
+                 succeeded());
+  }
+  REQUIRE_THAT(prefetched.plan(), succeeded());
+  REQUIRE_THAT(prefetched.copy(1), succeeded());  // beside the following, from here on
+  REQUIRE_THAT(
+      attention_run(x, layer.attention, in.attention, in.batch, {0, rows.n}, near.get().plan(),
+                    session.outputs(0), layer.shape, session.workspace()),
+      succeeded());
+  REQUIRE_THAT(session.run(1, prefetched.inputs(1)), succeeded());
+  CHECK(session.result(0) == direct.result(0));
+  CHECK(session.result(1) == direct.result(1));
+}
+
 // ---- tokens that are appended after the copy
 
 TEMPLATE_LIST_TEST_CASE("PAGE: rows appended after the copy are found and brought in", "[prefetch]",
