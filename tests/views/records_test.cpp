@@ -15,6 +15,7 @@
 
 #include "cache_pool.hpp"
 #include "executors.hpp"
+#include "huge.hpp"
 #include "memory.hpp"
 #include "random.hpp"
 #include "refusal.hpp"
@@ -411,6 +412,30 @@ TEST_CASE("copy_rows: its workspace grows with the rows and saturates", "[record
   CHECK(bytes(index_t{1} << 62) >= max_workspace_bytes);
 }
 
+TEST_CASE("INT32 R142: rows of blocks more than 2^31 bytes apart are copied and exported",
+          "[records]") {
+  X const x{};
+  constexpr index_t stride = (index_t{1} << 31) + 1280;
+  test::HugeMemory const memory(to_size(2 * stride + 1288));
+  auto* const bytes = memory.as<std::byte>();
+  if (bytes == nullptr) SKIP("no 4 GiB of addresses");
+  MutableCacheView<space, format::IndexKeyE4m3> const cache{bytes, 3, 2, 128, stride, 640, {}};
+  for (index_t i = 0; i < 128; ++i) bytes[640 + i] = std::byte(i + 1);
+  for (index_t i = 0; i < 4; ++i) bytes[1280 + 4 + i] = std::byte(200 + i);
+  auto const from = test::guarded<position_t>({1}), to = test::guarded<position_t>({5});
+  test::Scratch scratch(copy_rows_workspace(x, Rows{1}, cache));
+  REQUIRE_THAT(copy_rows(x, cache, slot_view(from), cache, slot_view(to), scratch.get()),
+               succeeded());
+  test::Guarded<std::byte> record(132);
+  REQUIRE_THAT(export_rows(x, cache, slot_view(to),
+                           make_dense<space, std::byte, 2>(record.data(), {1, 132})),
+               succeeded());
+  test::finish(x);
+  CHECK(std::memcmp(record.data(), bytes + 640, 128) == 0);
+  CHECK(std::memcmp(record.data() + 128, bytes + 1284, 4) == 0);
+  CHECK(std::memcmp(bytes + 2 * stride + 640, bytes + 640, 128) == 0);
+}
+
 // ---- whole requests
 
 namespace {
@@ -592,6 +617,32 @@ TEMPLATE_LIST_TEST_CASE("CUDA records: captured once, replayed with new slots an
     CHECK((from.all() == want_from.all()));
     CHECK((to.all() == want_to.all()));
   }
+}
+
+TEST_CASE("CUDA records: rows come from pinned memory of the host and go back", "[records]") {
+  X const x{};
+  using Format = format::LatentE4m3;
+  Pool<Format> resident({16, 3, 576}, 1), staging({1, 8, 576}, 2);
+  void* pinned = nullptr;
+  void* seen = nullptr;
+  test::require(cudaHostAlloc(&pinned, resident.memory.bytes(), cudaHostAllocMapped));
+  test::require(cudaHostGetDevicePointer(&seen, pinned, 0));
+  std::copy_n(resident.bytes(), resident.memory.bytes(), static_cast<std::byte*>(pinned));
+  auto on_host = resident.view();
+  on_host.data = static_cast<std::byte*>(seen);
+  Slots const list{40, 3, no_position, 17, 0, no_position};
+  auto const slots = test::guarded(list);
+  Bytes const want = copied(resident, list, staging, {});
+  REQUIRE_THAT(copy_rows(x, on_host, slot_view(slots), staging.view(), {}), succeeded());
+  test::finish(x);
+  CHECK((staging.all() == want));
+  auto const back = test::guarded<position_t>({1, 2, 4, 5, 6, 7});
+  Bytes const returned = copied(staging, Slots(back.data(), back.data() + 6), resident, list);
+  REQUIRE_THAT(copy_rows(x, staging.view(), slot_view(back), on_host, slot_view(slots)),
+               succeeded());
+  test::finish(x);
+  CHECK(std::memcmp(pinned, returned.data(), returned.size()) == 0);
+  test::require(cudaFreeHost(pinned));
 }
 
 TEST_CASE("CUDA records: refusals enqueue nothing", "[records]") {
