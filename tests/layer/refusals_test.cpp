@@ -27,7 +27,7 @@ template <class X>
 struct Case {
   char const* name;
   std::function<void(Call<X>&)> spoil;
-  Refused refusal;
+  test::Refused refusal;
 };
 
 /// The same view with another extent; its strides are kept.
