@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 /// @file The engine's attention, computed by the library.
@@ -83,7 +85,7 @@ class IndexShareBackend final : public MeteredBackend {
   }
 
   void append(Call const& call, LayerTensors const& tensors) override {
-    Rows const& rows = forward_of(call).rows;
+    NumberedRows const& rows = forward_of(call).rows;
     auto const exec = place_.exec(call.stream);
     auto const count = indexshare::Rows{rows.batch.count()};
     require(append_rows(exec, rows_view<space>(tensors.kv, count), rows.positions,
@@ -141,7 +143,7 @@ class IndexShareBackend final : public MeteredBackend {
       indexshare::SparseAttentionLayer<Indexer, indexshare::RadixTopK, EngineShare, Attention>;
 
   /// Which token of which request each row is.
-  struct Rows {
+  struct NumberedRows {
     indexshare::RowBatch<space> batch{};
     indexshare::LengthView<space> positions{};
   };
@@ -149,7 +151,7 @@ class IndexShareBackend final : public MeteredBackend {
   struct Forward {
     indexshare::ForwardId id{};
     Batch const* batch = nullptr;
-    Rows rows{};
+    NumberedRows rows{};
   };
   struct Numbers {
     Tensor<std::int32_t> positions, lengths, requests;
@@ -198,15 +200,22 @@ class IndexShareBackend final : public MeteredBackend {
     }
     micro.anchors = Tensor<std::int32_t>(device, {sizes_.requests});
     for (std::size_t i = 0; i < state_count; ++i) micro.states.emplace_back(device, sizes_);
-    // All layers have one shape, and a full layer needs the most.
-    auto const scratch =
-        value_of(layer_number(0).workspace(place_.exec(nullptr), plan_.scratch_budget));
-    micro.scratch = Tensor<std::byte>(device, {static_cast<std::int64_t>(scratch.bytes)});
+    micro.scratch = Tensor<std::byte>(device, {scratch_bytes()});
     return micro;
   }
 
+  /// All layers have one shape, and a full layer needs the most: one workspace serves them all.
+  std::int64_t scratch_bytes() const {
+    auto const need = layer_number(0).workspace(place_.exec(nullptr), plan_.scratch_budget);
+    if (!need && need.error().code == indexshare::Errc::workspace_too_small) {
+      throw std::runtime_error("scratch: " + std::to_string(need.error().expected) +
+                               " bytes are the least that a layer can run with");
+    }
+    return static_cast<std::int64_t>(value_of(need).bytes);
+  }
+
   /// Numbers the rows on the device, from the engine's chunks.
-  Rows number(Call const& call, Batch const& batch, Numbers const& numbers) const {
+  NumberedRows number(Call const& call, Batch const& batch, Numbers const& numbers) const {
     indexshare::Chunks<space> const chunks{numbers_view<space>(batch.starts, batch.requests + 1),
                                            numbers_view<space>(batch.lengths, batch.requests)};
     indexshare::RowNumbers<space> const out{numbers_view<space>(numbers.positions, batch.rows),

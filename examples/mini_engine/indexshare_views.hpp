@@ -127,13 +127,12 @@ class LayerCaches {
         page_size_(page_size),
         sizes_(sizes) {
     std::int64_t const tokens = pages.n * page_size.n;
-    for (int i = 0; i < stage_.last(); ++i) {
-      kv_.emplace_back(device, std::initializer_list{tokens, Caches::kv_bytes(sizes)});
-    }
-    for (int i = 0; i < stage_.index_caches(); ++i) {
-      index_keys_.emplace_back(device,
-                               std::initializer_list{tokens, Caches::index_key_bytes(sizes)});
-    }
+    auto const add = [&](std::vector<Tensor<std::byte>>& caches, std::int64_t row_bytes) {
+      caches.push_back(Tensor<std::byte>(device, {tokens, row_bytes}));
+    };
+    for (int i = 0; i < stage_.last(); ++i) add(kv_, Caches::kv_bytes(sizes));
+    for (int i = 0; i < stage_.index_caches(); ++i)
+      add(index_keys_, Caches::index_key_bytes(sizes));
   }
 
   auto kv(int layer) const {

@@ -195,6 +195,11 @@ void print_counts(EngineCounts const& c, std::size_t requests, std::int64_t inde
               static_cast<long long>(expected_calls));
 }
 
+int fail(std::string const& message) {
+  std::cerr << "error: " << message << "\n";
+  return 2;
+}
+
 /// Runs each request alone and compares. Exit status.
 int check(Settings const& s, Sizes const& sizes, Model const& model, AttentionPlan const& plan,
           Platform& platform, std::vector<Request> const& requests,
@@ -229,6 +234,10 @@ int run(Settings const& s, Platform& platform) {
   Model const model(sizes, static_cast<std::uint32_t>(s.seed));
   std::vector<Request> const requests = make_requests(s, model);
   fit_to(sizes, s, requests);
+  if (sizes.pages < sizes.request_pages()) {
+    return fail("--pages: got " + std::to_string(sizes.pages) + ", the longest request needs " +
+                std::to_string(sizes.request_pages()));
+  }
   AttentionPlan const plan{
       .schedule = schedule,
       .scale = static_cast<float>(indexshare::softmax_scale(programs::glm52_model())),
@@ -256,11 +265,6 @@ int run(Settings const& s, Platform& platform) {
   if (!s.check) return 0;
   return check(s, sizes, model, plan, platform, requests, done,
                backend->indexer_calls() == expected);
-}
-
-int fail(std::string const& message) {
-  std::cerr << "error: " << message << "\n";
-  return 2;
 }
 
 }  // namespace
