@@ -113,6 +113,22 @@ TEMPLATE_TEST_CASE("ADDR R046: keys written in uneven appends are read back", "[
   }
 }
 
+TEST_CASE("append: a row of padding writes nothing, the others are written", "[cache]") {
+  Setup<float> s(4), good(4);
+  for (position_t const request : {1, -1}) {
+    s.add(1, 5);
+    s.add(request, no_position);
+    s.add(0, 7);
+  }
+  good.add(1, 5);
+  good.add(0, 7);
+  REQUIRE(s.append(0, 3).ok());
+  REQUIRE(good.append(0, 2).ok());
+  CHECK(std::equal(good.cache.data(), good.cache.data() + good.cache.size(), s.cache.data()));
+  REQUIRE(s.append(3, 3).ok());
+  CHECK(std::equal(good.cache.data(), good.cache.data() + good.cache.size(), s.cache.data()));
+}
+
 // The host looks first and refuses; on a device nobody does before the work: such a row is skipped.
 TEST_CASE("append: a position without a slot writes nowhere", "[cache]") {
   auto const check = [](Setup<float>& s, std::int64_t got) {
@@ -125,7 +141,7 @@ TEST_CASE("append: a position without a slot writes nowhere", "[cache]") {
     }
     CHECK(s.blank());
   };
-  for (position_t const bad : {-1, 12, 100000}) {
+  for (position_t const bad : {-2, 12, 100000}) {
     Setup<float> s(4);
     s.add(1, bad);
     check(s, bad);

@@ -18,12 +18,13 @@ namespace indexshare {
 inline namespace v0 {
 namespace detail {
 
-/// All tokens have a slot.
+/// All tokens have a slot, but for padding.
 template <class Cache>
 Status check_slots_of_tokens(LengthView<Space::host> const& positions,
                              LengthView<Space::host> const& requests,
                              PageTable<Space::host> const& pages, Cache const& cache) noexcept {
   for (index_t i = 0; i < positions.extent(0); ++i) {
+    if (positions(i) == no_position) continue;
     if (!cache.has(pages.slot(requests(i), positions(i)))) {
       return failure(Errc::bad_value, "position without a slot in the cache to append to",
                      pages.keys(), positions(i));
@@ -91,6 +92,7 @@ Status append(Tensor<Space::host, Row const, 2> const& rows,
   Status const places = check_slots_of_tokens(positions, requests, pages, cache);
   if (!places.ok()) return places;
   for (index_t i = 0; i < rows.extent(0); ++i) {
+    if (positions(i) == no_position) continue;
     store_row(cache, pages.slot(requests(i), positions(i)), recipe,
               [&](index_t lane) noexcept { return rows(i, lane); });
   }
@@ -105,10 +107,10 @@ Status append(Tensor<Space::host, Row const, 2> const& rows,
 ///
 /// @param rows       [tokens, lanes] in the cache's element type, or fp32: then rounded
 ///                   once by `from_float`, which a type of your own specialises
-/// @param positions  [tokens] token number in its request
+/// @param positions  [tokens] token number in its request; `no_position`: padding, not written
 /// @param requests   [tokens] line of `pages`
-/// Errors: bad_shape, bad_stride, missing_input; bad_value for a position that `pages` maps to no
-/// slot of the cache. Nothing is written on error.
+/// Errors: bad_shape, bad_stride, missing_input; bad_value for another position that `pages` maps
+/// to no slot of the cache. Nothing is written on error.
 template <HostSpaceExecutor X, Element Row, Element T>
 requires(std::is_same_v<Row, T> || std::is_same_v<Row, float>) Status
     append_rows(X const&, Tensor<Space::host, Row const, 2> const& rows,

@@ -19,6 +19,7 @@ Status write_rows(X const& x, NewTokens<Space::host> const& tokens,
   Status const status = check_slots_of_tokens(tokens.positions, tokens.requests, pages, cache);
   if (!status.ok()) return status;
   for_each_row(x, tokens.positions.extent(0), [&](index_t i) noexcept {
+    if (tokens.positions(i) == no_position) return;
     float lanes[most_lanes_to_write];
     make(i, lanes);
     store_row(cache, pages.slot(tokens.requests(i), tokens.positions(i)), recipe,
