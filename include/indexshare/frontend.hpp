@@ -5,6 +5,7 @@
 /// of a layer -> output of the self-attention module. Not part of indexshare.hpp.
 
 #include <indexshare/frontend/activations.hpp>
+#include <indexshare/frontend/cache_writes.hpp>
 #include <indexshare/frontend/front_end.hpp>
 #include <indexshare/frontend/keys.hpp>
 #include <indexshare/frontend/output.hpp>
@@ -15,6 +16,7 @@
 #include <indexshare/frontend/weights.hpp>
 
 #include <indexshare/host/append.hpp>
+#include <indexshare/host/cache_writes.hpp>
 #include <indexshare/host/frontend.hpp>
 #include <indexshare/host/product.hpp>
 #include <indexshare/host/quantize.hpp>

@@ -17,6 +17,7 @@
 
 #include <indexshare/cuda/append.cuh>
 #include <indexshare/cuda/batch.cuh>
+#include <indexshare/cuda/cache_writes.cuh>
 #include <indexshare/cuda/frontend.cuh>
 #include <indexshare/cuda/quantize.cuh>
 #include <indexshare/cuda/records.cuh>

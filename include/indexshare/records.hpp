@@ -58,7 +58,7 @@ namespace detail {
 
 /// Where the parts of one row lie; nowhere, if `row` is null.
 template <class Byte>
-struct RowPlace {
+struct PlaceOfRow {
   Byte* row = nullptr;
   Byte* scale = nullptr;
 };
@@ -71,7 +71,7 @@ struct CacheRows {
   CacheView<S, Format, Storage> cache;
   SlotView<S> slots;
 
-  INDEXSHARE_HD RowPlace<Byte> operator()(index_t i) const noexcept {
+  INDEXSHARE_HD PlaceOfRow<Byte> operator()(index_t i) const noexcept {
     index_t const slot = slots.data_handle() == nullptr ? i : slots(i);
     if (!cache.has(slot)) return {};
     auto* const row = reinterpret_cast<Byte*>(cache.row(slot));
@@ -92,7 +92,7 @@ struct RecordRows {
   index_t stride;
   index_t row_bytes;  ///< before the scale
 
-  INDEXSHARE_HD RowPlace<Byte> operator()(index_t i) const noexcept {
+  INDEXSHARE_HD PlaceOfRow<Byte> operator()(index_t i) const noexcept {
     Byte* const row = data + i * stride;
     return {row, row + row_bytes};
   }
@@ -104,8 +104,8 @@ struct StagedRows {
   RecordRows<std::byte> records;
   Source source;
 
-  INDEXSHARE_HD RowPlace<std::byte> operator()(index_t i) const noexcept {
-    return source(i).row == nullptr ? RowPlace<std::byte>{} : records(i);
+  INDEXSHARE_HD PlaceOfRow<std::byte> operator()(index_t i) const noexcept {
+    return source(i).row == nullptr ? PlaceOfRow<std::byte>{} : records(i);
   }
 };
 

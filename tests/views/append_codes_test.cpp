@@ -218,7 +218,7 @@ void check_append(Tokens<Row>& tokens, Pool<Format>& pool, ScaleRecipe const& re
           recipe.power_of_two);
   Bytes const want = expected(tokens, pool, recipe);
   REQUIRE_THAT(append(tokens, pool, recipe), succeeded());
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
   CHECK((pool.memory.intact() && tokens.rows.intact()));
 }
 
@@ -371,7 +371,7 @@ TEST_CASE("append codes: a position without a slot is refused by the host and sk
     } else {
       CHECK_THAT(status, refused(Errc::bad_value, "position without a slot"));
     }
-    CHECK(pool.all() == want);
+    CHECK((pool.all() == want));
   }
 }
 
@@ -409,7 +409,7 @@ TEST_CASE("append codes: recipes and caches that make no sense are refused by na
   latents.format.latent = 129;
   refuses(latents, Errc::bad_value, "format");
   test::finish(x);
-  CHECK(pool.all() == before);
+  CHECK((pool.all() == before));
 }
 
 #if defined(INDEXSHARE_TEST_CUDA)
@@ -448,8 +448,8 @@ TEST_CASE("CUDA append codes: captured once, replayed with new rows, positions a
     Bytes const want_keys = expected(of_keys, keys, scale_recipes::act_quant_ue8m0);
     Bytes const want_kv = expected(of_kv, kv, scale_recipes::act_quant_ue8m0);
     graph.replay();
-    CHECK(keys.all() == want_keys);
-    CHECK(kv.all() == want_kv);
+    CHECK((keys.all() == want_keys));
+    CHECK((kv.all() == want_kv));
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include "cache_pool.hpp"
 #include "executors.hpp"
+#include "huge.hpp"
 #include "memory.hpp"
 #include "random.hpp"
 #include "refusal.hpp"
@@ -87,7 +88,7 @@ void check_inside(Pool<Format>& pool, Slots const& from_slots, Slots const& to_s
   test::Scratch scratch(
       copy_rows_workspace(x, Rows{static_cast<index_t>(from_slots.size())}, pool.view()));
   REQUIRE_THAT(copy(pool, from_slots, pool, to_slots, scratch.get()), succeeded());
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
   CHECK((pool.memory.intact() && scratch.intact()));
 }
 
@@ -163,7 +164,7 @@ TEMPLATE_LIST_TEST_CASE("records: saved with one page size, restored with anothe
       Slots const sources(slots.begin(), slots.begin() + 37);
       Bytes const want = copied(from, sources, to, targets);
       REQUIRE_THAT(put(to, part, targets), succeeded());
-      CHECK(to.all() == want);
+      CHECK((to.all() == want));
       CHECK(to.memory.intact());
     }
   }
@@ -188,11 +189,11 @@ TEMPLATE_LIST_TEST_CASE("copy_rows: between two caches without a workspace, empt
       Bytes want = copied(from, sources, to, targets);
       Bytes const unchanged = from.all();
       REQUIRE_THAT(copy(from, sources, to, targets, {}), succeeded());
-      CHECK(to.all() == want);
+      CHECK((to.all() == want));
       want = copied(from, sources, to, {});  // row i to slot i
       REQUIRE_THAT(copy(from, sources, to, {}, {}), succeeded());
-      CHECK(to.all() == want);
-      CHECK(from.all() == unchanged);
+      CHECK((to.all() == want));
+      CHECK((from.all() == unchanged));
       CHECK((to.memory.intact() && from.memory.intact()));
     }
   }
@@ -227,9 +228,9 @@ TEST_CASE("SHARE-CACHE R108: a batch reordered to [1, 0], then again, is what it
   Bytes const before = pool.all();
   Slots const order{4, 5, 6, 7, 0, 1, 2, 3};
   check_inside(pool, order, all_slots(8));
-  CHECK(pool.all() != before);
+  CHECK((pool.all() != before));
   check_inside(pool, order, all_slots(8));
-  CHECK(pool.all() == before);
+  CHECK((pool.all() == before));
 }
 
 TEST_CASE("copy_rows: parts of one pool that do not overlap need no workspace, others do",
@@ -246,7 +247,7 @@ TEST_CASE("copy_rows: parts of one pool that do not overlap need no workspace, o
   std::copy_n(want.begin(), 3 * pool.block_stride(), want.begin() + 3 * pool.block_stride());
   CHECK_THAT(copy_rows(x, left, slot_view(slots), right, {}), succeeded());
   test::finish(x);
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
   right.data -= pool.block_stride();
   auto const need = copy_rows_workspace(x, Rows{12}, left);
   CHECK(need.bytes == 12 * 656 / 256 * 256 + 256);
@@ -254,7 +255,7 @@ TEST_CASE("copy_rows: parts of one pool that do not overlap need no workspace, o
              refused(Errc::workspace_too_small, "copy_rows")
                  .naming(static_cast<std::int64_t>(need.bytes), 0));
   test::finish(x);
-  CHECK(pool.all() == want);
+  CHECK((pool.all() == want));
 }
 
 // ---- what a list may hold
@@ -270,7 +271,7 @@ TEST_CASE("records: on the host a slot outside the cache is refused, on a device
     Slots const slots{2, bad, 0};
     if constexpr (on_device) {
       Bytes const records = taken(pool, slots);
-      Bytes want(3 * 12);
+      Bytes want(36);
       Bytes const first = Pool<Format>::read(before, pool.parts(2));
       Bytes const last = Pool<Format>::read(before, pool.parts(0));
       std::copy(first.begin(), first.end(), want.begin());
@@ -278,14 +279,14 @@ TEST_CASE("records: on the host a slot outside the cache is refused, on a device
       CHECK(records == want);  // zeros between them
       Bytes const imported = copied(pool, slots, other, slots);
       REQUIRE_THAT(put(other, records, slots), succeeded());
-      CHECK(other.all() == imported);
+      CHECK((other.all() == imported));
       for (bool const is_source : {true, false}) {
         Slots const good{5, 6, 7};
         auto const& sources = is_source ? slots : good;
         auto const& targets = is_source ? good : slots;
         Bytes const moved = copied(pool, sources, other, targets);
         REQUIRE_THAT(copy(pool, sources, other, targets, {}), succeeded());
-        CHECK(other.all() == moved);
+        CHECK((other.all() == moved));
         check_inside(pool, sources, targets);
       }
     } else {
@@ -305,8 +306,8 @@ TEST_CASE("records: on the host a slot outside the cache is refused, on a device
         CHECK_THAT(copy(pool, {1, 2, 3}, other, slots, {}),
                    refused(Errc::bad_value, "copy to").naming(12, bad));
       }
-      CHECK(other.all() == untouched);
-      CHECK(pool.all() == before);
+      CHECK((other.all() == untouched));
+      CHECK((pool.all() == before));
     }
   }
 }
@@ -317,7 +318,7 @@ TEST_CASE("records: what does not fit is refused by name, before any work", "[re
   Pool<Format> pool({4, 3, 48}, 3, {32, 16}), other({4, 3, 48}, 4, {32, 16});
   Bytes const before = pool.all();
   auto const slots = test::guarded<position_t>({0, 1});
-  test::Guarded<std::byte> memory(2 * 72, test::unwritten);
+  test::Guarded<std::byte> memory(144, test::unwritten);
   auto const records = [&](index_t n, index_t bytes, index_t stride) {
     return make_strided<space, std::byte, 2>(memory.data(), {n, bytes}, {stride, 1});
   };
@@ -373,7 +374,7 @@ TEST_CASE("records: what does not fit is refused by name, before any work", "[re
   CHECK_THAT(copy_rows(x, view, slot_view(slots), pool.view(), slot_view(slots), crooked),
              refused(Errc::bad_value, "alignment"));
   test::finish(x);
-  CHECK(pool.all() == before);
+  CHECK((pool.all() == before));
   CHECK(memory[0] == test::unwritten);
 }
 
@@ -406,9 +407,33 @@ TEST_CASE("copy_rows: its workspace grows with the rows and saturates", "[record
   CHECK(bytes(0) == 0);
   CHECK(bytes(-1) == 0);
   CHECK(bytes(1) == 256);
-  CHECK(bytes(16) == 16 * 144);  // 132 bytes in words of 16
+  CHECK(bytes(16) == 2304);  // 132 bytes in words of 16 are 144
   CHECK(bytes(17) > bytes(16));
   CHECK(bytes(index_t{1} << 62) >= max_workspace_bytes);
+}
+
+TEST_CASE("INT32 R142: rows of blocks more than 2^31 bytes apart are copied and exported",
+          "[records]") {
+  X const x{};
+  constexpr index_t stride = (index_t{1} << 31) + 1280;
+  test::HugeMemory const memory(to_size(2 * stride + 1288));
+  auto* const bytes = memory.as<std::byte>();
+  if (bytes == nullptr) SKIP("no 4 GiB of addresses");
+  MutableCacheView<space, format::IndexKeyE4m3> const cache{bytes, 3, 2, 128, stride, 640, {}};
+  for (index_t i = 0; i < 128; ++i) bytes[640 + i] = std::byte(i + 1);
+  for (index_t i = 0; i < 4; ++i) bytes[1280 + 4 + i] = std::byte(200 + i);
+  auto const from = test::guarded<position_t>({1}), to = test::guarded<position_t>({5});
+  test::Scratch scratch(copy_rows_workspace(x, Rows{1}, cache));
+  REQUIRE_THAT(copy_rows(x, cache, slot_view(from), cache, slot_view(to), scratch.get()),
+               succeeded());
+  test::Guarded<std::byte> record(132);
+  REQUIRE_THAT(export_rows(x, cache, slot_view(to),
+                           make_dense<space, std::byte, 2>(record.data(), {1, 132})),
+               succeeded());
+  test::finish(x);
+  CHECK(std::memcmp(record.data(), bytes + 640, 128) == 0);
+  CHECK(std::memcmp(record.data() + 128, bytes + 1284, 4) == 0);
+  CHECK(std::memcmp(bytes + 2 * stride + 640, bytes + 640, 128) == 0);
 }
 
 // ---- whole requests
@@ -465,6 +490,18 @@ struct Model {
     });
     return record;
   }
+  /// The same read by hand, cache after cache.
+  Bytes rows(Slots const& slots) {
+    Bytes rows;
+    for_each([&](CacheId, auto& pool) {
+      Bytes const all = pool.all();
+      for (position_t const slot : slots) {
+        Bytes const row = pool.read(all, pool.parts(slot));
+        rows.insert(rows.end(), row.begin(), row.end());
+      }
+    });
+    return rows;
+  }
   void restore(Bytes const& record, Slots const& slots, CacheId left_out = {-1, CacheKind::kv}) {
     auto const tokens = static_cast<index_t>(slots.size());
     for_each([&](CacheId cache, auto& pool) {
@@ -487,15 +524,16 @@ TEST_CASE("OFFLOAD R122 R124: a request comes back whole, MTP caches too; one le
   Model saved(plan, 4, 100);
   CHECK(saved.inventory().count() == 5 + 3);  // KV of every layer; index keys of 0, 3 and MTP's 4
   Bytes const record = saved.save(old_slots);
+  CHECK((record == saved.rows(old_slots)));
   Model other(plan, 3, 200);  // another engine, with other pages
   other.restore(record, new_slots);
-  CHECK(other.save(new_slots) == record);
+  CHECK((other.rows(new_slots) == record));
   for (CacheId const forgotten : saved.inventory()) {
     CAPTURE(forgotten.layer, static_cast<int>(forgotten.kind));
     Model careless(plan, 3, 300);
     careless.restore(record, new_slots, forgotten);
-    CHECK(careless.save(new_slots) != record);
-    CHECK(saved.save(old_slots, forgotten) != record);
+    CHECK((careless.rows(new_slots) != record));
+    CHECK((saved.save(old_slots, forgotten) != record));
   }
   CHECK(other.inventory().offset({1, CacheKind::index_keys}, 5).error().code == Errc::bad_schedule);
 }
@@ -515,7 +553,7 @@ TEST_CASE(
   std::size_t i = 0;
   model.for_each([&](CacheId, auto& pool) {
     check_inside(pool, {}, {});  // a trim or reset that moves no token
-    CHECK(pool.all() == before[i++]);
+    CHECK((pool.all() == before[i++]));
   });
   CHECK(usable_prefix(model.inventory(), cuda::std::span<index_t const>()).error().code ==
         Errc::bad_shape);
@@ -536,7 +574,8 @@ TEST_CASE("SHARE-CACHE R108: a request cropped to 3 tokens goes on as a fresh on
   Bytes const token = next.save({0});
   cropped.restore(token, {11});  // written over what was cropped away
   fresh.restore(token, {3});
-  CHECK(cropped.save(slots) == fresh.save({0, 1, 2, 3}));
+  CHECK((cropped.rows(slots) == fresh.rows({0, 1, 2, 3})));
+  CHECK((cropped.rows({11}) == next.rows({0})));
 }
 
 #if defined(INDEXSHARE_TEST_CUDA)
@@ -589,9 +628,35 @@ TEMPLATE_LIST_TEST_CASE("CUDA records: captured once, replayed with new slots an
       std::copy(bytes.begin(), bytes.end(), b->bytes());
     }
     graph.replay();
-    CHECK(from.all() == want_from.all());
-    CHECK(to.all() == want_to.all());
+    CHECK((from.all() == want_from.all()));
+    CHECK((to.all() == want_to.all()));
   }
+}
+
+TEST_CASE("CUDA records: rows come from pinned memory of the host and go back", "[records]") {
+  X const x{};
+  using Format = format::LatentE4m3;
+  Pool<Format> resident({16, 3, 576}, 1), staging({1, 8, 576}, 2);
+  void* pinned = nullptr;
+  void* seen = nullptr;
+  test::require(cudaHostAlloc(&pinned, resident.memory.bytes(), cudaHostAllocMapped));
+  test::require(cudaHostGetDevicePointer(&seen, pinned, 0));
+  std::copy_n(resident.bytes(), resident.memory.bytes(), static_cast<std::byte*>(pinned));
+  auto on_host = resident.view();
+  on_host.data = static_cast<std::byte*>(seen);
+  Slots const list{40, 3, no_position, 17, 0, no_position};
+  auto const slots = test::guarded(list);
+  Bytes const want = copied(resident, list, staging, {});
+  REQUIRE_THAT(copy_rows(x, on_host, slot_view(slots), staging.view(), {}), succeeded());
+  test::finish(x);
+  CHECK((staging.all() == want));
+  auto const back = test::guarded<position_t>({1, 2, 4, 5, 6, 7});
+  Bytes const returned = copied(staging, Slots(back.data(), back.data() + 6), resident, list);
+  REQUIRE_THAT(copy_rows(x, staging.view(), slot_view(back), on_host, slot_view(slots)),
+               succeeded());
+  test::finish(x);
+  CHECK(std::memcmp(pinned, returned.data(), returned.size()) == 0);
+  test::require(cudaFreeHost(pinned));
 }
 
 TEST_CASE("CUDA records: refusals enqueue nothing", "[records]") {

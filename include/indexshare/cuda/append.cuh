@@ -10,6 +10,7 @@
 #include <indexshare/scale_recipe.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 namespace indexshare {
@@ -34,6 +35,16 @@ __device__ void store_part(MutableCacheView<Space::device, format::Plain<T>> con
   lanes.for_each([&](index_t lane) { row[lane] = stored_as<T>(get(lane)); });
 }
 
+/// In one piece where the place allows it, as in every published layout.
+template <class T>
+__device__ void store_at(std::byte* target, T const& value) {
+  if (reinterpret_cast<std::uintptr_t>(target) % sizeof(T) == 0) {
+    *reinterpret_cast<T*>(target) = value;
+  } else {
+    store_unaligned(target, value);
+  }
+}
+
 template <class Get>
 __device__ void store_codes(ScaledLanes const& lanes, index_t member, ScaleRecipe const& recipe,
                             Get const& get) {
@@ -45,7 +56,7 @@ __device__ void store_codes(ScaledLanes const& lanes, index_t member, ScaleRecip
   own.for_each([&](index_t i) {
     lanes.codes[i] = std::byte{quantized(to_float(get(lanes.first + i)), scale).bits};
   });
-  if (member == 0) store_unaligned(lanes.scale, scale);
+  if (member == 0) store_at(lanes.scale, scale);
 }
 
 INDEXSHARE_HD constexpr index_t parts_of_row(
@@ -74,7 +85,7 @@ __device__ void store_part(MutableCacheView<Space::device, format::LatentE4m3> c
   }
   LaneRange const rotary{cache.format.latent + member, cache.lanes};
   rotary.for_each([&](index_t lane) {
-    store_unaligned(place_of_rotary(cache, slot, lane), stored_as<bf16>(get(lane)));
+    store_at(place_of_rotary(cache, slot, lane), stored_as<bf16>(get(lane)));
   });
 }
 

@@ -49,20 +49,49 @@ __device__ void share_in_block(Index count, F const& f) {
 template <class F>
 __device__ double sum_over_lanes(index_t lanes, F const& f) {
   double sum = 0;
-  share_in_block(lanes, [&](index_t i) { sum += f(i); });
+  share_in_block(lanes, [&](index_t i) { sum = __dadd_rn(sum, f(i)); });
   return sum_of_block(sum);
+}
+
+// The arithmetic on one row, by all threads of a block of `row_threads(n)`: in(i) is a lane to
+// read, out(i) the same lane to write. Roundings are spelled out, so that every kernel that has a
+// step gives the same bits, however the compiler would fuse them there.
+
+template <class In, class Out>
+__device__ void rms_norm_in_block(index_t n, In const& in, VectorView<Space::device> const& gain,
+                                  double eps, Out const& out) {
+  double const squares =
+      sum_over_lanes(n, [&](index_t i) { return __dmul_rn(double{in(i)}, double{in(i)}); });
+  auto const factor =
+      static_cast<float>(1 / sqrt(__dadd_rn(squares / static_cast<double>(n), eps)));
+  share_in_block(n, [&](index_t i) { out(i) = __fmul_rn(__fmul_rn(in(i), factor), gain(i)); });
+}
+
+template <class In, class Out>
+__device__ void layer_norm_in_block(index_t n, In const& in, VectorView<Space::device> const& gain,
+                                    VectorView<Space::device> const& bias, double eps,
+                                    Out const& out) {
+  auto const width = static_cast<double>(n);
+  double const mean = sum_over_lanes(n, [&](index_t i) { return double{in(i)}; }) / width;
+  double const squares = sum_over_lanes(n, [&](index_t i) {
+    double const deviation = double{in(i)} - mean;
+    return __dmul_rn(deviation, deviation);
+  });
+  double const factor = 1 / sqrt(__dadd_rn(squares / width, eps));
+  share_in_block(n, [&](index_t i) {
+    double const normed = __dmul_rn(double{in(i)} - mean, factor);
+    out(i) = static_cast<float>(__fma_rn(normed, double{gain(i)}, double{bias(i)}));
+  });
 }
 
 INDEXSHARE_KERNEL void rms_norm_kernel(
     __grid_constant__ Tensor<Space::device, float const, 2> const in,
     __grid_constant__ VectorView<Space::device> const gain, double eps,
     __grid_constant__ Tensor<Space::device, float, 2> const out) {
-  index_t const n = in.extent(1);
   for (index_t row = blockIdx.x; row < in.extent(0); row += gridDim.x) {
-    double const squares =
-        sum_over_lanes(n, [&](index_t i) { return double{in(row, i)} * double{in(row, i)}; });
-    auto const factor = static_cast<float>(1 / sqrt(squares / static_cast<double>(n) + eps));
-    share_in_block(n, [&](index_t i) { out(row, i) = in(row, i) * factor * gain(i); });
+    rms_norm_in_block(
+        in.extent(1), [&](index_t i) { return in(row, i); }, gain, eps,
+        [&](index_t i) -> float& { return out(row, i); });
   }
 }
 
@@ -71,19 +100,10 @@ INDEXSHARE_KERNEL void layer_norm_kernel(
     __grid_constant__ VectorView<Space::device> const gain,
     __grid_constant__ VectorView<Space::device> const bias, double eps,
     __grid_constant__ Tensor<Space::device, float, 2> const out) {
-  index_t const n = in.extent(1);
-  auto const width = static_cast<double>(n);
   for (index_t row = blockIdx.x; row < in.extent(0); row += gridDim.x) {
-    double const mean = sum_over_lanes(n, [&](index_t i) { return double{in(row, i)}; }) / width;
-    double const squares = sum_over_lanes(n, [&](index_t i) {
-      double const deviation = double{in(row, i)} - mean;
-      return deviation * deviation;
-    });
-    double const factor = 1 / sqrt(squares / width + eps);
-    share_in_block(n, [&](index_t i) {
-      out(row, i) = static_cast<float>((double{in(row, i)} - mean) * factor * double{gain(i)} +
-                                       double{bias(i)});
-    });
+    layer_norm_in_block(
+        in.extent(1), [&](index_t i) { return in(row, i); }, gain, bias, eps,
+        [&](index_t i) -> float& { return out(row, i); });
   }
 }
 
@@ -104,6 +124,34 @@ __device__ inline SineCosine sine_and_cosine(float angle) {
   return result;
 }
 
+/// By which pair `pair` of a token turns, times the amplitude.
+__device__ inline SineCosine turn_of(position_t position, RotaryFrequencies const& frequencies,
+                                     int pair) {
+  float const angle = static_cast<float>(position) * frequencies.inverse[pair];
+  SineCosine const turn = sine_and_cosine(angle);
+  return {turn.sine * frequencies.amplitude, turn.cosine * frequencies.amplitude};
+}
+
+/// Where the two lanes of a pair are.
+struct PairPlaces {
+  int step;   ///< from pair to pair
+  int apart;  ///< within a pair
+
+  __device__ PairPlaces(RopeLayout layout, int pairs)
+      : step(layout == RopeLayout::interleaved ? 2 : 1),
+        apart(layout == RopeLayout::interleaved ? 1 : pairs) {}
+};
+
+/// Turns one pair: in(i) is a lane to read, out(i) the same lane to write.
+template <class In, class Out>
+__device__ void rotate_pair(PairPlaces const& places, int pair, SineCosine const& turn,
+                            In const& in, Out const& out) {
+  float const a = in(pair * places.step);
+  float const b = in(pair * places.step + places.apart);
+  out(pair * places.step) = __fmaf_rn(a, turn.cosine, -__fmul_rn(b, turn.sine));
+  out(pair * places.step + places.apart) = __fmaf_rn(a, turn.sine, __fmul_rn(b, turn.cosine));
+}
+
 /// A block makes the angles of a row once, for all of its heads.
 struct RotateBlock {
   static constexpr int threads = 256;
@@ -117,28 +165,21 @@ INDEXSHARE_KERNEL void rotate_kernel(
     __grid_constant__ Tensor<Space::device, float, 3> const out) {
   __shared__ SineCosine turns[RotaryFrequencies::max_pairs];
   auto const pairs = static_cast<int>(frequencies.pairs);
-  int const step = layout == RopeLayout::interleaved ? 2 : 1;       // from pair to pair
-  int const apart = layout == RopeLayout::interleaved ? 1 : pairs;  // within a pair
+  PairPlaces const places(layout, pairs);
   // The heads of a row are shared out over grid.y.
   index_t const heads_of_block = (in.extent(1) + gridDim.y - 1) / gridDim.y;
   index_t const first = blockIdx.y * heads_of_block;
   index_t const last = min(first + heads_of_block, in.extent(1));
   for (index_t row = blockIdx.x; row < in.extent(0); row += gridDim.x) {
     __syncthreads();  // the last row's angles have been read
-    share_in_block(pairs, [&](int i) {
-      float const angle = static_cast<float>(positions(row)) * frequencies.inverse[i];
-      SineCosine const turn = sine_and_cosine(angle);
-      turns[i] = {turn.sine * frequencies.amplitude, turn.cosine * frequencies.amplitude};
-    });
+    share_in_block(pairs, [&](int i) { turns[i] = turn_of(positions(row), frequencies, i); });
     __syncthreads();
     share_in_block(static_cast<int>(last - first) * pairs, [&](int item) {
       index_t const head = first + item / pairs;
       int const pair = item % pairs;
-      SineCosine const turn = turns[pair];
-      float const a = in(row, head, pair * step);
-      float const b = in(row, head, pair * step + apart);
-      out(row, head, pair * step) = a * turn.cosine - b * turn.sine;
-      out(row, head, pair * step + apart) = a * turn.sine + b * turn.cosine;
+      rotate_pair(
+          places, pair, turns[pair], [&](int i) { return in(row, head, i); },
+          [&](int i) -> float& { return out(row, head, i); });
     });
   }
 }
@@ -153,11 +194,30 @@ struct HadamardBlock {
   static constexpr int heads(int width) noexcept { return std::max(lanes / width, 1); }
 };
 
+/// Sylvester's transform, without its factor, of `count` heads of `width` lanes that lie dense in
+/// shared memory. Begins with a barrier at each stage and ends without one.
+__device__ inline void butterflies(float* lanes, int width, int count) {
+  for (int apart = 1; apart < width; apart *= 2) {
+    __syncthreads();
+    share_in_block(count * width / 2, [&](int pair) {
+      int const i = pair / apart * 2 * apart + pair % apart;
+      float const a = lanes[i];
+      float const b = lanes[i + apart];
+      lanes[i] = a + b;
+      lanes[i + apart] = a - b;
+    });
+  }
+}
+
+__device__ inline float hadamard_factor(int width) {
+  return static_cast<float>(1 / sqrt(static_cast<double>(width)));
+}
+
 INDEXSHARE_KERNEL void hadamard_kernel(
     __grid_constant__ Tensor<Space::device, float, 3> const lanes, int heads_of_block) {
   extern __shared__ float butterfly[];  // the lanes of the block's heads, one after the other
   auto const width = static_cast<int>(lanes.extent(2));
-  auto const factor = static_cast<float>(1 / sqrt(static_cast<double>(width)));
+  float const factor = hadamard_factor(width);
   index_t const heads = lanes.extent(0) * lanes.extent(1);
   index_t const step = index_t{gridDim.x} * heads_of_block;
   for (index_t first = index_t{blockIdx.x} * heads_of_block; first < heads; first += step) {
@@ -170,16 +230,7 @@ INDEXSHARE_KERNEL void hadamard_kernel(
       }
     };
     each_lane([](float const& lane, float& copy) { copy = lane; });
-    for (int apart = 1; apart < width; apart *= 2) {
-      __syncthreads();
-      share_in_block(count * width / 2, [&](int pair) {
-        int const i = pair / apart * 2 * apart + pair % apart;
-        float const a = butterfly[i];
-        float const b = butterfly[i + apart];
-        butterfly[i] = a + b;
-        butterfly[i + apart] = a - b;
-      });
-    }
+    butterflies(butterfly, width, count);
     __syncthreads();
     each_lane([&](float& lane, float const& copy) { lane = copy * factor; });
     // The next heads need no barrier: a thread writes what it has just read itself.

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <indexshare/cache.hpp>
+#include <indexshare/detail/append.hpp>
 #include <indexshare/frontend/activations.hpp>
 #include <indexshare/frontend/front_end.hpp>
 #include <indexshare/frontend/steps.hpp>
+#include <indexshare/scale_recipe.hpp>
 
 #include <cstdint>
 
@@ -79,32 +81,48 @@ constexpr Status check_basis_of_cache(LaneBasis expected, LaneBasis got) noexcep
                        static_cast<std::int64_t>(expected), static_cast<std::int64_t>(got));
 }
 
+/// append_rows, with the recipe where the cache's format has codes by one.
+template <Executor X, class Cache>
+Status append_rows_by(X const& x, ScaleRecipe const& recipe,
+                      Tensor<X::space, float const, 2> const& rows,
+                      PositionView<X::space> const& positions, LengthView<X::space> const& requests,
+                      PageTable<X::space> const& pages, Cache const& cache) noexcept {
+  if constexpr (has_e4m3_codes<typename Cache::format_type>) {
+    return append_rows(x, rows, positions, requests, pages, cache, recipe);
+  } else {
+    return append_rows(x, rows, positions, requests, pages, cache);
+  }
+}
+
 }  // namespace detail
 
 /// Writes a key side into its caches, one call per cache. Do it on every layer, for every token,
 /// before rows that see the token run; also where a selection will be reused or everything is
 /// selected. The index-key cache must be marked with the front end's index basis, a KV cache is
-/// natural.
+/// natural. `write_index_keys` and `write_kv` do the same from raw projections, in one step.
 ///
 /// @param positions  [tokens] positions within the request, not the rotary ones
 /// @param requests   [tokens] line of the page table
+/// @param recipe     of the scales of a cache of e4m3 codes; other formats have no use for it
 /// Errors: those of `append_rows`; bad_value if the cache has another basis.
 template <class Product, Executor X, class Cache>
 Status append_index_keys(X const& x, FrontEnd<Product> const& front_end,
                          KeySide<X::space> const& side, PositionView<X::space> const& positions,
                          LengthView<X::space> const& requests, PageTable<X::space> const& pages,
-                         Cache const& cache) noexcept {
+                         Cache const& cache, ScaleRecipe const& recipe = {}) noexcept {
   Status const status = detail::check_basis_of_cache(front_end.index_basis, cache.basis);
   if (!status.ok()) return status;
-  return append_rows(x, detail::read_only(side.index_k), positions, requests, pages, cache);
+  return detail::append_rows_by(x, recipe, detail::read_only(side.index_k), positions, requests,
+                                pages, cache);
 }
 template <Executor X, class Cache>
 Status append_kv(X const& x, KeySide<X::space> const& side, PositionView<X::space> const& positions,
                  LengthView<X::space> const& requests, PageTable<X::space> const& pages,
-                 Cache const& cache) noexcept {
+                 Cache const& cache, ScaleRecipe const& recipe = {}) noexcept {
   Status const status = detail::check_basis_of_cache(LaneBasis::natural, cache.basis);
   if (!status.ok()) return status;
-  return append_rows(x, detail::read_only(side.kv_row), positions, requests, pages, cache);
+  return detail::append_rows_by(x, recipe, detail::read_only(side.kv_row), positions, requests,
+                                pages, cache);
 }
 
 /// The expanded form of KV rows, for engines that prefill with it and for checks:

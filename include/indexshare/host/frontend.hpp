@@ -4,6 +4,7 @@
 #include <indexshare/exec.hpp>
 #include <indexshare/frontend/rotary.hpp>
 #include <indexshare/frontend/weights.hpp>
+#include <indexshare/host/frontend_rows.hpp>
 #include <indexshare/host/rows.hpp>
 #include <indexshare/status.hpp>
 #include <indexshare/views.hpp>
@@ -22,12 +23,10 @@ template <HostSpaceExecutor X>
 Status rms_norm(X const& x, Tensor<Space::host, float const, 2> const& in,
                 VectorView<Space::host> const& gain, double eps,
                 Tensor<Space::host, float, 2> const& out) noexcept {
-  index_t const n = in.extent(1);
   detail::for_each_row(x, in.extent(0), [&](index_t row) noexcept {
-    double squares = 0;
-    for (index_t i = 0; i < n; ++i) squares += double{in(row, i)} * double{in(row, i)};
-    auto const factor = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(n) + eps));
-    for (index_t i = 0; i < n; ++i) out(row, i) = in(row, i) * factor * gain(i);
+    detail::rms_norm_row(
+        in.extent(1), [&](index_t i) noexcept { return in(row, i); }, gain, eps,
+        [&](index_t i) noexcept -> float& { return out(row, i); });
   });
   return {};
 }
@@ -38,21 +37,10 @@ template <HostSpaceExecutor X>
 Status layer_norm(X const& x, Tensor<Space::host, float const, 2> const& in,
                   VectorView<Space::host> const& gain, VectorView<Space::host> const& bias,
                   double eps, Tensor<Space::host, float, 2> const& out) noexcept {
-  index_t const n = in.extent(1);
   detail::for_each_row(x, in.extent(0), [&](index_t row) noexcept {
-    double sum = 0;
-    for (index_t i = 0; i < n; ++i) sum += double{in(row, i)};
-    double const mean = sum / static_cast<double>(n);
-    double squares = 0;
-    for (index_t i = 0; i < n; ++i) {
-      double const deviation = double{in(row, i)} - mean;
-      squares += deviation * deviation;
-    }
-    double const factor = 1 / std::sqrt(squares / static_cast<double>(n) + eps);
-    for (index_t i = 0; i < n; ++i) {
-      out(row, i) = static_cast<float>((double{in(row, i)} - mean) * factor * double{gain(i)} +
-                                       double{bias(i)});
-    }
+    detail::layer_norm_row(
+        in.extent(1), [&](index_t i) noexcept { return in(row, i); }, gain, bias, eps,
+        [&](index_t i) noexcept -> float& { return out(row, i); });
   });
   return {};
 }
@@ -63,21 +51,11 @@ template <HostSpaceExecutor X>
 Status rotate(X const& x, Tensor<Space::host, float const, 3> const& in,
               PositionView<Space::host> const& positions, RotaryFrequencies const& frequencies,
               RopeLayout layout, Tensor<Space::host, float, 3> const& out) noexcept {
-  index_t const pairs = frequencies.pairs;
-  index_t const step = layout == RopeLayout::interleaved ? 2 : 1;       // from pair to pair
-  index_t const apart = layout == RopeLayout::interleaved ? 1 : pairs;  // within a pair
   detail::for_each_row(x, in.extent(0), [&](index_t row) noexcept {
-    for (index_t i = 0; i < pairs; ++i) {
-      float const angle = static_cast<float>(positions(row)) * frequencies.inverse[i];
-      float const cosine = std::cos(angle) * frequencies.amplitude;
-      float const sine = std::sin(angle) * frequencies.amplitude;
-      for (index_t h = 0; h < in.extent(1); ++h) {
-        float const a = in(row, h, i * step);
-        float const b = in(row, h, i * step + apart);
-        out(row, h, i * step) = a * cosine - b * sine;
-        out(row, h, i * step + apart) = a * sine + b * cosine;
-      }
-    }
+    detail::rotate_row(
+        in.extent(1), positions(row), frequencies, layout,
+        [&](index_t h, index_t i) noexcept { return in(row, h, i); },
+        [&](index_t h, index_t i) noexcept -> float& { return out(row, h, i); });
   });
   return {};
 }
@@ -87,20 +65,10 @@ Status rotate(X const& x, Tensor<Space::host, float const, 3> const& in,
 /// @source DeepSeek-V3.2-Exp inference/model.py, rotate_activation, commit 3b99a53
 template <HostSpaceExecutor X>
 Status hadamard(X const& x, Tensor<Space::host, float, 3> const& lanes) noexcept {
-  index_t const n = lanes.extent(2);
-  auto const factor = static_cast<float>(1 / std::sqrt(static_cast<double>(n)));
   detail::for_each_row(x, lanes.extent(0), [&](index_t row) noexcept {
     for (index_t h = 0; h < lanes.extent(1); ++h) {
-      for (index_t apart = 1; apart < n; apart *= 2) {
-        for (index_t i = 0; i < n; ++i) {
-          if ((i & apart) != 0) continue;
-          float const a = lanes(row, h, i);
-          float const b = lanes(row, h, i + apart);
-          lanes(row, h, i) = a + b;
-          lanes(row, h, i + apart) = a - b;
-        }
-      }
-      for (index_t i = 0; i < n; ++i) lanes(row, h, i) *= factor;
+      detail::hadamard_row(lanes.extent(2),
+                           [&](index_t i) noexcept -> float& { return lanes(row, h, i); });
     }
   });
   return {};
