@@ -49,14 +49,11 @@ constexpr programs::OptionSpec options[] = {
 };
 
 constexpr char const* purpose =
-    "A small continuous-batching engine on a synthetic model with GLM-5.2's schedule: chunked "
-    "prefill,\n"
-    "decode, MTP drafts and shared prefixes in one batch. Exit status 0: ran, and with --check all "
-    "is\n"
-    "equal; 1: something differs; 2: an error, in one line on stderr.";
+    "A small continuous-batching engine on a synthetic model with GLM-5.2's schedule: chunked\n"
+    "prefill, decode, MTP drafts and shared prefixes in one batch. Exit status 0: ran, and with\n"
+    "--check all is equal; 1: something differs; 2: an error, in one line on stderr.";
 
 struct Settings {
-  Sizes sizes{};
   bool small = false;
   bool check = false;
   std::int64_t requests = 0, new_tokens = 0, document = 0, stored = 0, budget = 0, drafts = 0,

@@ -48,11 +48,11 @@ __device__ inline float sum_of_members(float const (&sums)[4], bool odd, bool hi
 }
 
 /// Where a thread finds the queries and weights of a row in shared memory.
-struct QueryPlace {
+struct RowPlace {
   std::uint32_t queries;  ///< shared address: head (lane % 8), piece (lane / 8) of a line
   unsigned weights;       ///< offset of head 2 * member
 
-  __device__ QueryPlace operator+(QueryPlace step) const {
+  __device__ RowPlace operator+(RowPlace step) const {
     return {queries + step.queries, weights + step.weights};
   }
 };
@@ -84,8 +84,8 @@ class WarpScores {
   }
 
   /// From a row to the one `rows` further.
-  __device__ QueryPlace step(int rows) const { return heads_further(rows * tiles_ * 8); }
-  __device__ QueryPlace place(int row) const { return first_ + step(row); }
+  __device__ RowPlace step(int rows) const { return heads_further(rows * tiles_ * 8); }
+  __device__ RowPlace place(int row) const { return first_ + step(row); }
 
   /// The keys of the warp for all rows of a run: `lines` is where the first one's line is.
   __device__ void take_keys(std::uint32_t lines) {
@@ -95,7 +95,7 @@ class WarpScores {
   }
 
   /// The sum over all heads of a row of the block, for key group + 8 * member of the warp.
-  __device__ float score(QueryPlace row) {
+  __device__ float score(RowPlace row) {
     float sums[4] = {start_[0], start_[1], start_[2], start_[3]};
     if constexpr (Heads > 0) {
       for_constants<Heads / 8 / columns>(
@@ -117,12 +117,12 @@ class WarpScores {
   static_assert(Heads % (8 * columns) == 0);
   using Dots = float[2][columns][4];
 
-  __device__ QueryPlace heads_further(int heads) const {
+  __device__ RowPlace heads_further(int heads) const {
     return {static_cast<unsigned>(heads * lines_.query_line()), static_cast<unsigned>(4 * heads)};
   }
 
   /// Adds the next `left` tiles of heads, `columns` at most.
-  __device__ void add_columns(QueryPlace heads, int left, float (&sums)[4]) {
+  __device__ void add_columns(RowPlace heads, int left, float (&sums)[4]) {
     Dots dots;
     if constexpr (holds_keys) {
       for_constants<Lines::held_steps / 2>([&](auto pair) {
@@ -218,7 +218,7 @@ class WarpScores {
   int padding_;   ///< heads that the last tile has too many
   unsigned odd_;  ///< bits of the member
   unsigned high_;
-  QueryPlace first_;
+  RowPlace first_;
   KeyReader<Form, Lanes> reader_;
   KeyStep keys_[holds_keys ? Lines::held_steps : 1];
   float start_[4];
@@ -273,7 +273,7 @@ INDEXSHARE_KERNEL void __launch_bounds__(32 * most_score_warps, 1)
   __syncthreads();
 
   Scores scores(call, lines, shared);
-  QueryPlace const row_step = scores.step(1);
+  RowPlace const row_step = scores.step(1);
   unsigned const own_key = kept(threadIdx.x % 32 / 4 + threadIdx.x % 4 * 8);
   index_t const row_stride = call.scores.stride(0);
   index_t const own_place = kept(index_t{blockIdx.x} * block.rows * row_stride + own_key);
@@ -288,7 +288,7 @@ INDEXSHARE_KERNEL void __launch_bounds__(32 * most_score_warps, 1)
     }
     std::uint32_t const position = tile.first() + own_key;
     int row = tile.first_row();
-    QueryPlace place = scores.place(row);
+    RowPlace place = scores.place(row);
     float* out = call.scores.data_handle() + (own_place + row * row_stride + tile.first());
     for (; row < tile.last_row(); ++row, place = place + row_step, out += row_stride) {
       std::uint32_t const length = tile.length(row);
