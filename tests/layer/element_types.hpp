@@ -22,16 +22,6 @@ using Plain = format::Plain<T>;
 using E4m3Keys = format::IndexKeyE4m3;
 using E4m3Latent = format::LatentE4m3;
 
-/// The widths of published models, which a GPU runs on other kernels than the rest.
-inline constexpr Shape published_shape{.rows = 16,
-                                       .keys = 40,
-                                       .top_k = 6,
-                                       .index_heads = 8,
-                                       .index_dim = 128,
-                                       .heads = 8,
-                                       .key_dim = 576,
-                                       .value_dim = 512};
-
 /// e4m3 latent: of the small shape two tiles of 4 codes, then rotary lanes.
 inline auto kv_format(E4m3Latent format, Shape const& shape) {
   return shape.key_dim == small_shape.key_dim ? E4m3Latent{8, 4} : format;

@@ -57,6 +57,16 @@ inline constexpr Shape small_shape{.rows = 16,
                                    .key_dim = 12,
                                    .value_dim = 8};
 
+/// The widths of published models, which a GPU runs on other kernels than the rest.
+inline constexpr Shape published_shape{.rows = 16,
+                                       .keys = 40,
+                                       .top_k = 6,
+                                       .index_heads = 8,
+                                       .index_dim = 128,
+                                       .heads = 8,
+                                       .key_dim = 576,
+                                       .value_dim = 512};
+
 // ---- query rows
 
 struct Row {

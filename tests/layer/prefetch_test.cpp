@@ -247,15 +247,6 @@ using Half = Model<fp16, format::Plain<fp16>, format::Plain<fp16>>;
 using Mixed = Model<bf16, format::IndexKeyE4m3, format::LatentE4m3>;
 using Fp8Queries = Model<e4m3, format::IndexKeyE4m3, format::LatentE4m3>;
 
-inline constexpr Shape published_shape{.rows = 16,
-                                       .keys = 40,
-                                       .top_k = 6,
-                                       .index_heads = 8,
-                                       .index_dim = 128,
-                                       .heads = 8,
-                                       .key_dim = 576,
-                                       .value_dim = 512};
-
 /// Two requests with one prefix, a page that lies nowhere.
 template <class M>
 void share_pages(M& model) {
