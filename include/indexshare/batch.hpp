@@ -67,7 +67,8 @@ INDEXSHARE_HD constexpr index_t request_of_row(LengthView<S> const& starts, inde
   return begin;
 }
 
-/// Numbers of one row; of none where it lies behind all chunks or before its request begins.
+/// Numbers of one row; those of padding where it lies in no chunk, or in one that is longer than
+/// its request.
 template <Space S>
 INDEXSHARE_HD constexpr void number_row(Chunks<S> const& chunks, index_t row,
                                         RowNumbers<S> const& out) noexcept {
@@ -77,9 +78,11 @@ INDEXSHARE_HD constexpr void number_row(Chunks<S> const& chunks, index_t row,
   out.requests(row) = no_position;
   if (requests < 1 || row >= chunks.starts(requests)) return;
   index_t const request = request_of_row(chunks.starts, requests, row);
-  index_t const from_end = chunks.starts(request + 1) - row;
-  index_t const position = chunks.lengths(request) - from_end;
-  if (from_end < 1 || position < 0) return;
+  index_t const begin = chunks.starts(request);
+  index_t const end = chunks.starts(request + 1);
+  index_t const before = chunks.lengths(request) - (end - begin);  // tokens, of the chunk
+  if (begin < 0 || row < begin || row >= end || before < 0) return;
+  index_t const position = before + row - begin;
   out.positions(row) = static_cast<position_t>(position);
   out.lengths(row) = static_cast<position_t>(position + 1);
   out.requests(row) = static_cast<position_t>(request);
@@ -92,9 +95,10 @@ INDEXSHARE_HD constexpr position_t last_accepted(LengthView<S> const& starts,
                                                  LengthView<S> const& accepted,
                                                  index_t request) noexcept {
   index_t const count = accepted(request);
-  index_t const chunk = index_t{starts(request + 1)} - starts(request);
-  return count < 1 || count > chunk ? no_position
-                                    : static_cast<position_t>(starts(request) + count - 1);
+  index_t const begin = starts(request);
+  index_t const chunk = starts(request + 1) - begin;
+  return begin < 0 || count < 1 || count > chunk ? no_position
+                                                 : static_cast<position_t>(begin + count - 1);
 }
 
 template <Space S>

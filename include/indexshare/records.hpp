@@ -159,7 +159,8 @@ Status check_records(Cache const& cache, SlotView<Cache::space> const& slots,
   Status const status = check_cache_memory(record_cache_names, cache);
   if (!status.ok()) return status;
   return first_failure(
-      {check_extent("records against their slots", slots.extent(0), records.extent(0)),
+      {check_at_least(record_cache_names.lanes, 0, cache.lanes),
+       check_extent("records against their slots", slots.extent(0), records.extent(0)),
        check_extent("bytes of a record against record_bytes(cache)", record_bytes(cache),
                     records.extent(1)),
        check_readable("slots of the records", slots)});
@@ -201,7 +202,8 @@ Status check_copy(From const& from, SlotView<From::space> const& from_slots, To 
   index_t const rows = from_slots.extent(0);
   bool const listed = to_slots.data_handle() != nullptr;
   if (Status const status = first_failure(
-          {check_extent(to_names.lanes, from.lanes, to.lanes),
+          {check_at_least(from_names.lanes, 0, from.lanes),
+           check_extent(to_names.lanes, from.lanes, to.lanes),
            same_format(from.format, to.format) ? Status{}
                                                : failure(Errc::bad_value, to_names.format),
            from.basis == to.basis

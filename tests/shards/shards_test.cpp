@@ -18,6 +18,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 using namespace indexshare;
@@ -365,6 +366,13 @@ TEST_CASE("shards: far apart lse, one shard, and what is refused", "[shards]") {
   REQUIRE_THAT(merge(80, 80, out, lse), succeeded());
   CHECK(out == std::vector<float>{4, 6});
   CHECK(near(lse[0], 80 + std::log(2.0f)));
+  for (auto const& [first, second] : std::vector<std::pair<float, float>>{{not_a_number, -infinity},
+                                                                          {-infinity, not_a_number},
+                                                                          {not_a_number, 1},
+                                                                          {1, not_a_number}}) {
+    REQUIRE_THAT(merge(first, second, out, lse), succeeded());
+    CHECK((std::isnan(out[0]) && std::isnan(out[1]) && std::isnan(lse[0])));
+  }
   ShardAttention<float> const odd{make_dense<host, float const, 3>(a.data(), {1, 2, 1}),
                                   make_dense<host, float const, 2>(b.data(), {1, 1})};
   CHECK_THAT(merge_attention(x, cuda::std::span<ShardAttention<float> const>(&odd, 1), {},

@@ -131,12 +131,15 @@ TEST_CASE("append: a row of padding writes nothing, the others are written", "[c
 
 // The host looks first and refuses; on a device nobody does before the work: such a row is skipped.
 TEST_CASE("append: a position without a slot writes nowhere", "[cache]") {
-  auto const check = [](Setup<float>& s, std::int64_t got) {
+  auto const check = [](Setup<float>& s, std::string_view what, std::int64_t expected,
+                        std::int64_t got) {
     Status const status = s.append(0, static_cast<index_t>(s.positions.size()));
     if constexpr (space == Space::device) {
       REQUIRE(status.ok());
     } else {
       CHECK(status.code == Errc::bad_value);
+      CHECK(std::string_view(status.what).find(what) != std::string_view::npos);
+      CHECK(status.expected == expected);
       CHECK(status.got == got);
     }
     CHECK(s.blank());
@@ -144,19 +147,20 @@ TEST_CASE("append: a position without a slot writes nowhere", "[cache]") {
   for (position_t const bad : {-2, 12, 100000}) {
     Setup<float> s(4);
     s.add(1, bad);
-    check(s, bad);
+    check(s, "position without a slot in the cache", 12, bad);
   }
   Setup<float> hole(4);
   hole.table[4] = no_position;
   hole.add(1, 5);
-  check(hole, 5);
+  check(hole, "without a slot: its page", 7, -1);
   hole.table[4] = 7;  // past the cache
-  check(hole, 5);
-  Setup<float> stranger(4);
-  stranger.add(2, 0);
-  stranger.add(-1, 0);
-  check(stranger, 0);
-  CHECK(stranger.append(0, 0).ok());
+  check(hole, "without a slot: its page", 7, 7);
+  for (position_t const request : {2, -1}) {
+    Setup<float> stranger(4);
+    stranger.add(request, 0);
+    check(stranger, "request of a token", 2, request);
+    CHECK(stranger.append(0, 0).ok());
+  }
 }
 
 TEST_CASE("append: among good positions, one without a slot is refused or skipped", "[cache]") {

@@ -128,9 +128,11 @@ TEMPLATE_LIST_TEST_CASE("batch: wrong chunks are refused, or padding where only 
   };
   for (Case const& wrong : {
            Case{{0, 3, 2}, {4, 9}, "ascend", 3, 2, {2, 3, 0, 0}},
-           Case{{0, 2, 4}, {1, 9}, "chunk is longer", 2, 1, {0, 1, 8, 9}},
+           Case{{0, 2, 4}, {1, 9}, "chunk is longer", 2, 1, {0, 0, 8, 9}},
            Case{{0, 2, 5}, {2, 9}, "end of the last chunk", 4, 5, {1, 2, 7, 8}},
-           Case{{1, 2, 4}, {2, 9}, "start of the first chunk", 0, 1, {1, 2, 8, 9}},
+           Case{{1, 2, 4}, {2, 9}, "start of the first chunk", 0, 1, {0, 2, 8, 9}},
+           Case{{2, 4, 4}, {10, 9}, "start of the first chunk", 0, 2, {0, 0, 9, 10}},
+           Case{{-2, 2, 4}, {9, 9}, "start of the first chunk", 0, -2, {0, 0, 8, 9}},
            Case{{5}, {}, "start of the first chunk", 0, 5, {0, 0, 0, 0}},
        }) {
     CAPTURE(wrong.what);
@@ -164,6 +166,35 @@ TEMPLATE_LIST_TEST_CASE("batch: extents and memory are refused by name", "[batch
   rows.requests = make_strided<space, position_t, 1>(batch.requests.data(), {2}, {0});
   CHECK_THAT(number_rows(x, chunks, rows), refused(Errc::bad_stride, "requests"));
   CHECK(batch.untouched());
+}
+
+TEMPLATE_LIST_TEST_CASE("batch: accepted rows of chunks that do not lie behind each other",
+                        "[batch]", test::Executors) {
+  TestType const x{};
+  struct Case {
+    Numbers starts;
+    char const* what;
+    position_t on_device;  // of the second request
+  };
+  for (Case const& wrong :
+       {Case{{-7, -2, 0}, "start of the first chunk", none},
+        Case{{5, 9, 12}, "start of the first chunk", 9}, Case{{0, 9, 4}, "ascend", none}}) {
+    CAPTURE(wrong.starts[1]);
+    auto const starts = test::guarded(wrong.starts);
+    auto const accepted = test::guarded<position_t>({1, 1});
+    test::Guarded<position_t> rows(2, test::unwritten);
+    Status const status = last_accepted_rows(x, make_lengths<space>(starts.data(), Rows{3}),
+                                             make_lengths<space>(accepted.data(), Rows{2}),
+                                             make_dense<space, position_t, 1>(rows.data(), {2}));
+    test::finish(x);
+    if (on_device) {
+      REQUIRE_THAT(status, succeeded());
+      CHECK(rows[1] == wrong.on_device);
+    } else {
+      CHECK_THAT(status, refused(Errc::bad_value, wrong.what));
+      CHECK(rows[1] == test::unwritten_value<position_t>());
+    }
+  }
 }
 
 TEMPLATE_LIST_TEST_CASE("MTP R113: the rows of the last accepted tokens", "[batch][mtp]",

@@ -351,6 +351,11 @@ TEST_CASE("records: what does not fit is refused by name, before any work", "[re
   auto const refuses_copy = [&](auto const& to, auto const& to_slots, Errc code, char const* part) {
     CHECK_THAT(copy_rows(x, view, slot_view(slots), to, to_slots), refused(code, part));
   };
+  Pool<format::IndexKeyE4m3> key_pool({4, 3, 8}, 3);
+  auto keys = key_pool.view();
+  keys.lanes = -4;  // a record of 0 bytes
+  refuses_export(keys, records(2, 0, 72), Errc::bad_shape, "lanes");
+
   auto to = other.view();
   to.lanes = 47;
   refuses_copy(to, slot_view(slots), Errc::bad_shape, "lanes of the cache to copy to");
@@ -376,6 +381,21 @@ TEST_CASE("records: what does not fit is refused by name, before any work", "[re
   test::finish(x);
   CHECK((pool.all() == before));
   CHECK(memory[0] == test::unwritten);
+}
+
+TEST_CASE("records: a target list without memory, of any extent, means rows in order",
+          "[records]") {
+  X const x{};
+  Pool<format::Plain<float>> from({4, 3, 5}, 3), to({4, 3, 5}, 4), want({4, 3, 5}, 4);
+  auto const slots = test::guarded<position_t>({7, 2});
+  auto const in_order = test::guarded<position_t>({0, 1});
+  REQUIRE_THAT(copy_rows(x, from.view(), slot_view(slots), want.view(), slot_view(in_order)),
+               succeeded());
+  REQUIRE_THAT(copy_rows(x, from.view(), slot_view(slots), to.view(),
+                         make_dense<space, position_t const, 1>(nullptr, {2})),
+               succeeded());
+  test::finish(x);
+  CHECK((to.all() == want.all()));
 }
 
 TEST_CASE("records: writing a block of codes checks that it ends behind its scales", "[records]") {

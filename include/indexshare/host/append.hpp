@@ -18,6 +18,24 @@ namespace indexshare {
 inline namespace v0 {
 namespace detail {
 
+/// Why a token has no slot in the cache.
+template <class Cache>
+Status missing_slot(PageTable<Space::host> const& pages, Cache const& cache, index_t request,
+                    index_t position) noexcept {
+  index_t const lines = pages.contiguous() ? cache.blocks : pages.pages.extent(0);
+  if (request < 0 || request >= lines) {
+    return failure(Errc::bad_value, "request of a token to append, against the table's lines",
+                   lines, request);
+  }
+  if (position < 0 || position >= pages.keys()) {
+    return failure(Errc::bad_value, "position without a slot in the cache to append to",
+                   pages.keys(), position);
+  }
+  return failure(Errc::bad_value,
+                 "position without a slot: its page is no block of the cache to append to",
+                 cache.blocks, pages.pages(request, position / pages.page_size));
+}
+
 /// All tokens have a slot, but for padding.
 template <class Cache>
 Status check_slots_of_tokens(LengthView<Space::host> const& positions,
@@ -26,8 +44,7 @@ Status check_slots_of_tokens(LengthView<Space::host> const& positions,
   for (index_t i = 0; i < positions.extent(0); ++i) {
     if (positions(i) == no_position) continue;
     if (!cache.has(pages.slot(requests(i), positions(i)))) {
-      return failure(Errc::bad_value, "position without a slot in the cache to append to",
-                     pages.keys(), positions(i));
+      return missing_slot(pages, cache, requests(i), positions(i));
     }
   }
   return {};
@@ -109,8 +126,8 @@ Status append(Tensor<Space::host, Row const, 2> const& rows,
 ///                   once by `from_float`, which a type of your own specialises
 /// @param positions  [tokens] token number in its request; `no_position`: padding, not written
 /// @param requests   [tokens] line of `pages`
-/// Errors: bad_shape, bad_stride, missing_input; bad_value for another position that `pages` maps
-/// to no slot of the cache. Nothing is written on error.
+/// Errors: bad_shape, bad_stride, missing_input; bad_value for a request or another position
+/// that `pages` maps to no slot of the cache. Nothing is written on error.
 template <HostSpaceExecutor X, Element Row, Element T>
 requires(std::is_same_v<Row, T> || std::is_same_v<Row, float>) Status
     append_rows(X const&, Tensor<Space::host, Row const, 2> const& rows,

@@ -162,7 +162,10 @@ struct ShardWeights {
 
   template <class Shards>
   ShardWeights(Shards const& shards, index_t row, index_t head) noexcept {
-    for (auto const& shard : shards) reference = std::max(reference, shard.lse(row, head));
+    for (auto const& shard : shards) {
+      float const lse = shard.lse(row, head);
+      if (std::isnan(lse) || lse > reference) reference = lse;  // nothing is above NaN
+    }
     for (auto const& shard : shards) sum += of(shard.lse(row, head));
   }
   double of(float lse) const noexcept {
@@ -183,7 +186,8 @@ struct ShardWeights {
 
 /// Attention over the keys of all shards, from theirs: out = sum_i e^(lse_i - lse) out_i, with
 /// lse = log sum_i e^lse_i, in double, in the order of the shards. The sink is applied here, once.
-/// Rows without a key in any shard: out 0, lse -inf. Parts with a lse of -inf are not read.
+/// Rows without a key in any shard: out 0, lse -inf. Parts with a lse of -inf are not read. A lse
+/// of NaN makes the head's results NaN.
 ///
 /// @param sink  [heads] or empty
 /// @param lse   [rows, heads] or empty; natural log, without the sink
