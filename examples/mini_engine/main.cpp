@@ -289,7 +289,7 @@ int main(int argc, char** argv) {
     if (!platform.refusal.empty()) return fail("--backend: " + platform.refusal);
     return run(*settings, platform);
   } catch (ScratchTooSmall const& error) {
-    return fail("--scratch: a layer needs " + std::to_string((error.least >> 20) + 1) +
+    return fail("--scratch: a layer needs " + std::to_string((error.least + (1 << 20) - 1) >> 20) +
                 " MiB at least; less with fewer --threads");
   } catch (std::bad_alloc const&) {
     return fail("out of memory: fewer --pages, a smaller --budget, a shorter --document need less");
