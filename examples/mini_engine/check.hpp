@@ -44,25 +44,21 @@ class AloneRun {
     Hidden hidden = micro.hidden.back();
     DraftRecord record{.anchor = request.computed - 1, .token = micro.next.back()};
     for (; record.step < sizes_.drafts; ++record.step) {
-      if (record.step > 0) {
-        hidden = draft_step(micro, record.step, model_->mtp_input(hidden, record.token));
-        record.layer = record_of(*backend_, draft_call(micro, record.step), micro.tensors, 0);
-      }
+      if (record.step > 0) hidden = draft_step(micro, hidden, record);
       record.token = model_->next_token(hidden, record.token);
       request.draft_records.push_back(record);
     }
   }
 
-  Call draft_call(MicroBatch const& micro, int step) const {
-    return {micro.number, micro.stream, sizes_.mtp_layer(), step};
-  }
-
-  Hidden draft_step(MicroBatch const& micro, int step, Hidden const& hidden) {
-    Call const call = draft_call(micro, step);
+  /// The MTP layer on the token drafted last.
+  Hidden draft_step(MicroBatch const& micro, Hidden hidden, DraftRecord& record) {
+    Call const call{micro.number, micro.stream, sizes_.mtp_layer(), record.step};
+    hidden = model_->mtp_input(hidden, record.token);
     model_->project_query(call.layer, hidden, micro.tensors, 0);
     backend_->begin_draft(call, micro.batch, micro.accepted);
     backend_->attend(call, micro.tensors);
     device_->wait(micro.stream);
+    record.layer = record_of(*backend_, call, micro.tensors, 0);
     return model_->absorb(call.layer, hidden, micro.tensors.out.row(0));
   }
 

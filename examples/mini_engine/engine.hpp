@@ -255,8 +255,8 @@ class Runner {
         Chunk const& chunk = at(micro.chunks, i);
         at(last, i) = model_->next_token(at(micro.hidden, i), at(last, i));
         chunk.request->drafts.push_back(at(last, i));
-        chunk.request->draft_records.push_back(
-            {chunk.first() + chunk.accepted - 1, step, at(last, i), at(layers, i)});
+        chunk.request->draft_records.push_back({chunk.first() + chunk.accepted - 1, step,
+                                                chunk.request->drafts.back(), at(layers, i)});
       }
     }
   }
