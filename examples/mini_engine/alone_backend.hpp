@@ -3,12 +3,12 @@
 
 #include "indexshare_backend.hpp"
 
+#include <algorithm>
 #include <cstdint>
-#include <stdexcept>
 
-/// @file The plain way, to compare with: one request in caches without pages, no draft steps, and
-/// every layer selects for itself. A layer that the model lets share computes its source's
-/// selection again, from the source's index keys and queries.
+/// @file The plain way, to compare with: one request in caches without pages, and every layer
+/// selects for itself. A layer that the model lets share computes its source's selection again,
+/// from the source's index keys and queries. So does a draft step, from those of the last row.
 
 namespace mini {
 
@@ -44,8 +44,13 @@ class AloneBackend final : public AttentionBackend {
       requests_[row] = 0;
     }
   }
-  void begin_draft(Call const&, Batch const&, Tensor<std::int32_t> const&) override {
-    throw std::runtime_error("a request that runs alone drafts nothing");
+  /// A draft step is one row with the anchor's index query and length. It is not appended: no step
+  /// sees positions behind the anchor.
+  void begin_draft(Call const& call, Batch const&, Tensor<std::int32_t> const& accepted) override {
+    if (call.draft_step > 1) return;
+    anchor_ = accepted[0] - 1;
+    lengths_[0] = lengths_[anchor_];
+    rows_ = {1};
   }
 
   void append(Call const& call, LayerTensors const& tensors) override {
@@ -60,6 +65,11 @@ class AloneBackend final : public AttentionBackend {
   }
 
   void attend(Call const& call, LayerTensors const& tensors) override {
+    if (call.draft_step == 1) {
+      std::copy_n(tensors.index_q.row(anchor_), tensors.index_q.row(1) - tensors.index_q.row(0),
+                  tensors.index_q.row(0));
+      std::copy_n(tensors.weights.row(anchor_), tensors.weights.size(1), tensors.weights.row(0));
+    }
     std::int32_t const source = plan_.schedule.source(call.layer).value();
     typename Layer::template inputs<space> in{};
     in.id = {.forward = forward_};
@@ -102,6 +112,7 @@ class AloneBackend final : public AttentionBackend {
   Tensor<std::byte> scratch_;
   OwnedSelection<space> state_;
   indexshare::Rows rows_{0};
+  int anchor_ = 0;  // the last row of the forward
   std::int64_t forward_ = 0;
 };
 

@@ -120,15 +120,22 @@ class PagePool {
 struct LayerRecord {
   std::uint64_t selection = 0;
   std::uint64_t output = 0;
+
+  friend bool operator==(LayerRecord const&, LayerRecord const&) = default;
 };
 struct RowRecord {
   int step = -1;  ///< of the engine; -1: not computed, but reused or restored
   std::vector<LayerRecord> layers;
 };
-/// The selection of a draft step, and the position whose selection it should be.
+/// A drafted token, and what the draft step that it comes from left behind (step 0 is the MTP layer
+/// of the forward: what it left is in the rows' records).
 struct DraftRecord {
-  int anchor = 0;
-  std::uint64_t selection = 0;
+  int anchor = 0;  ///< position of the last accepted token, whose selection all steps use
+  int step = 0;
+  int token = 0;
+  LayerRecord layer{};
+
+  friend bool operator==(DraftRecord const&, DraftRecord const&) = default;
 };
 
 struct Request {
@@ -195,6 +202,17 @@ inline std::uint64_t digest(void const* data, std::size_t bytes) {
   return hash;
 }
 
+/// What row `row` of a call left behind, once it is done.
+inline LayerRecord record_of(AttentionBackend const& backend, Call const& call,
+                             LayerTensors const& tensors, int row) {
+  SelectionRows const selection = backend.selection(call);
+  Tensor<float> const& out = tensors.out;
+  return {
+      digest(selection.positions + std::int64_t{row} * selection.top_k,
+             static_cast<std::size_t>(selection.top_k) * sizeof(std::int32_t)),
+      digest(out.row(row), static_cast<std::size_t>(out.size(1) * out.size(2)) * sizeof(float))};
+}
+
 // ---- a forward: micro-batches through the layers of the model
 
 /// The model's layers over micro-batches.
@@ -230,13 +248,16 @@ class Runner {
       at(last, i) = at(micro.next, row);
       at(micro.chunks, i).request->drafts.clear();
     }
-    for (int step = 1; sampling > 0; ++step) {
+    std::vector<LayerRecord> layers(last.size());
+    for (int step = 0; sampling > 0 && step < sizes_.drafts; ++step) {
+      if (step > 0) run_draft_step(micro, last, step, layers);
       for (int i = 0; i < sampling; ++i) {
+        Chunk const& chunk = at(micro.chunks, i);
         at(last, i) = model_->next_token(at(micro.hidden, i), at(last, i));
-        at(micro.chunks, i).request->drafts.push_back(at(last, i));
+        chunk.request->drafts.push_back(at(last, i));
+        chunk.request->draft_records.push_back({chunk.first() + chunk.accepted - 1, step,
+                                                chunk.request->drafts.back(), at(layers, i)});
       }
-      if (step == sizes_.drafts) return;
-      run_draft_step(micro, last, step);
     }
   }
 
@@ -369,19 +390,10 @@ class Runner {
     }
   }
 
-  std::uint64_t selection_digest(Call const& call, int row) const {
-    SelectionRows const selection = backend_->selection(call);
-    return digest(selection.positions + std::int64_t{row} * selection.top_k,
-                  static_cast<std::size_t>(selection.top_k) * sizeof(std::int32_t));
-  }
-
   void record(MicroBatch& micro, int layer) const {
-    Tensor<float> const& out = micro.tensors.out;
-    std::size_t const bytes = static_cast<std::size_t>(out.size(1) * out.size(2)) * sizeof(float);
     for (int row = 0; row < micro.batch.rows; ++row) {
       at(micro.records, row)
-          .layers.push_back(
-              {selection_digest(call_of(micro, layer), row), digest(out.row(row), bytes)});
+          .layers.push_back(record_of(*backend_, call_of(micro, layer), micro.tensors, row));
     }
   }
 
@@ -410,7 +422,8 @@ class Runner {
   }
 
   /// The MTP layer at the next position of each request, on the token drafted last.
-  void run_draft_step(MicroBatch& micro, std::vector<int>& last, int step) const {
+  void run_draft_step(MicroBatch& micro, std::vector<int>& last, int step,
+                      std::vector<LayerRecord>& layers) const {
     Batch& batch = micro.drafts;
     batch.starts[0] = 0;
     for (int i = 0; i < batch.rows; ++i) {
@@ -427,9 +440,7 @@ class Runner {
     device_->wait(micro.stream);
     absorb(micro, call.layer, batch.rows);
     for (int i = 0; i < batch.rows; ++i) {
-      Chunk const& chunk = at(micro.chunks, i);
-      chunk.request->draft_records.push_back(
-          {chunk.first() + chunk.accepted - 1, selection_digest(call, i)});
+      at(layers, i) = record_of(*backend_, call, micro.tensors, i);
     }
   }
 

@@ -41,6 +41,14 @@ struct BackendBytes {
   std::size_t kv = 0;
 };
 
+/// A budget that no layer can run in.
+struct ScratchTooSmall : std::runtime_error {
+  explicit ScratchTooSmall(std::int64_t bytes)
+      : std::runtime_error("a layer needs " + std::to_string(bytes) + " bytes of scratch at least"),
+        least(bytes) {}
+  std::int64_t least;
+};
+
 /// A backend that tells what it took and what it did.
 class MeteredBackend : public AttentionBackend {
  public:
@@ -208,8 +216,7 @@ class IndexShareBackend final : public MeteredBackend {
   std::int64_t scratch_bytes() const {
     auto const need = layer_number(0).workspace(place_.exec(nullptr), plan_.scratch_budget);
     if (!need && need.error().code == indexshare::Errc::workspace_too_small) {
-      throw std::runtime_error("scratch: " + std::to_string(need.error().expected) +
-                               " bytes are the least that a layer can run with");
+      throw ScratchTooSmall(need.error().expected);
     }
     return static_cast<std::int64_t>(value_of(need).bytes);
   }

@@ -17,6 +17,7 @@
 #include <exception>
 #include <iostream>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -198,16 +199,15 @@ int fail(std::string const& message) {
 }
 
 /// Runs each request alone and compares. Exit status.
-int check(Settings const& s, Sizes const& sizes, Model const& model, AttentionPlan const& plan,
-          Platform& platform, std::vector<Request> const& requests,
-          std::vector<std::unique_ptr<Request>> const& done, bool calls_right) {
+int check(Sizes const& sizes, Model const& model, AttentionPlan const& plan, Platform& platform,
+          std::vector<Request> const& requests, std::vector<std::unique_ptr<Request>> const& done,
+          bool calls_right) {
   auto const backend = platform.make_alone(sizes, plan, *platform.device);
-  Runner runner(sizes, model, *backend, *platform.device, 1);
-  Checker checker;
+  AloneRun alone(sizes, model, *backend, *platform.device);
+  Checker checker(sizes.layers + 1);
   for (auto const& request : done) {
     std::fprintf(stderr, "checking request %d\n", request->id);
-    checker.compare(*request,
-                    run_alone(runner, sizes, requests[static_cast<std::size_t>(request->id)]));
+    checker.compare(*request, alone.run(requests[static_cast<std::size_t>(request->id)]));
   }
   Comparison const& r = checker.result();
   auto const line = [](std::int64_t equal, std::int64_t all, char const* what) {
@@ -216,8 +216,8 @@ int check(Settings const& s, Sizes const& sizes, Model const& model, AttentionPl
   };
   line(r.equal_selections, r.selections, "selections equal (of a row in a layer)");
   line(r.equal_outputs, r.outputs, "outputs equal, bit for bit");
-  if (s.drafts > 1) {
-    line(r.equal_drafts, r.drafts, "draft steps with the selection of the last accepted token");
+  if (sizes.drafts > 0) {
+    line(r.equal_drafts, r.drafts, "drafted tokens equal, with their step's selection and output");
   }
   line(r.equal_tokens, r.tokens, "tokens equal");
   bool const passed = r.all_equal() && calls_right && done.size() == requests.size();
@@ -260,8 +260,7 @@ int run(Settings const& s, Platform& platform) {
   print_counts(counts, done.size(), backend->indexer_calls(), expected);
   std::fflush(stdout);
   if (!s.check) return 0;
-  return check(s, sizes, model, plan, platform, requests, done,
-               backend->indexer_calls() == expected);
+  return check(sizes, model, plan, platform, requests, done, backend->indexer_calls() == expected);
 }
 
 }  // namespace
@@ -289,6 +288,11 @@ int main(int argc, char** argv) {
     Platform platform = where == "cuda" ? cuda_platform(format) : host_platform(pool, format);
     if (!platform.refusal.empty()) return fail("--backend: " + platform.refusal);
     return run(*settings, platform);
+  } catch (ScratchTooSmall const& error) {
+    return fail("--scratch: a layer needs " + std::to_string((error.least + (1 << 20) - 1) >> 20) +
+                " MiB at least; less with fewer --threads");
+  } catch (std::bad_alloc const&) {
+    return fail("out of memory: fewer --pages, a smaller --budget, a shorter --document need less");
   } catch (std::exception const& error) {
     return fail(error.what());
   }

@@ -90,31 +90,71 @@ TEST_CASE("a check that finds a difference does not pass", "[mini_engine]") {
   Request alone;
   alone.id = 5;
   alone.prompt = 1;
-  alone.tokens = {3, 4};
-  alone.records = {RowRecord{0, {{1, 2}, {3, 4}}}};
-  Request got = alone;
-  got.draft_records = {{0, 3}};
+  alone.new_tokens = 2;
+  alone.tokens = {3, 4, 5};
+  alone.records = {RowRecord{0, {{1, 2}, {3, 4}}}, RowRecord{1, {{5, 6}, {7, 8}}}};
+  alone.draft_records = {{0, 0, 4, {}}, {0, 1, 6, {3, 9}}, {1, 0, 5, {}}, {1, 1, 6, {7, 9}}};
   auto const passes = [&](Request const& request) {
-    Checker checker;
+    Checker checker(2);
     checker.compare(request, alone);
     return checker.result().all_equal();
   };
-  CHECK(passes(got));
-  Request other = got;
-  other.tokens[1] = 5;
+  REQUIRE(passes(alone));
+  Request other = alone;
+
+  SECTION("tokens") {
+    SECTION("another") { other.tokens[1] = 5; }
+    SECTION("one less") { other.tokens.pop_back(); }
+    SECTION("one more") { other.tokens.push_back(6); }
+    SECTION("one more in both") {
+      alone.tokens.push_back(6);
+      other = alone;
+    }
+  }
+  SECTION("rows") {
+    SECTION("selection") { other.records[0].layers[1].selection = 7; }
+    SECTION("output") { other.records[0].layers[0].output = 7; }
+    SECTION("the last is missing") {
+      other.records.pop_back();
+      alone.records.pop_back();
+    }
+    SECTION("one is missing") { other.records[0] = {}; }
+    SECTION("a layer is missing") {
+      other.records[1].layers.pop_back();
+      alone.records[1].layers.pop_back();
+    }
+  }
+  SECTION("drafts") {
+    SECTION("selection") { other.draft_records[1].layer.selection = 7; }
+    SECTION("output") { other.draft_records[1].layer.output = 7; }
+    SECTION("token") { other.draft_records[2].token = 0; }
+    SECTION("anchor out of range") { other.draft_records[3].anchor = 1000000; }
+    SECTION("anchor before the first") { other.draft_records[0].anchor = -1; }
+    SECTION("one is missing") { other.draft_records.erase(other.draft_records.begin()); }
+    SECTION("one more") { other.draft_records.push_back({9, 0, 0, {}}); }
+    SECTION("none") { other.draft_records.clear(); }
+  }
   CHECK_FALSE(passes(other));
-  other = got;
-  other.records[0].layers[1].selection = 7;
-  CHECK_FALSE(passes(other));
-  other = got;
-  other.records[0].layers[0].output = 7;
-  CHECK_FALSE(passes(other));
-  other = got;
-  other.draft_records[0].selection = 7;
-  CHECK_FALSE(passes(other));
-  other = got;
-  other.tokens.pop_back();
-  CHECK_FALSE(passes(other));
+}
+
+TEST_CASE("a check compares what the engine computed, and drafts where it drafted",
+          "[mini_engine]") {
+  Request alone;
+  alone.prompt = 2;
+  alone.new_tokens = 3;
+  alone.tokens = {1, 2, 3, 4, 5};
+  for (int i = 0; i < 4; ++i) alone.records.push_back({i, {{1, 2}}});
+  alone.draft_records = {{1, 0, 3, {}}, {2, 0, 4, {}}, {3, 0, 5, {}}};
+  Request got = alone;
+  got.reused = 1;
+  got.records[0] = {};
+  got.records[2].step = got.records[3].step = 7;  // an accepted draft
+  got.draft_records = {{1, 0, 3, {}}, {3, 0, 5, {}}};
+  Checker checker(1);
+  checker.compare(got, alone);
+  CHECK(checker.result().all_equal());
+  CHECK(checker.result().selections == 3);
+  CHECK(checker.result().drafts == 2);
 }
 
 }  // namespace
