@@ -3,6 +3,7 @@
 
 #include "case.hpp"
 
+#include <indexshare/batch.hpp>
 #include <indexshare/cache.hpp>
 #include <indexshare/element.hpp>
 #include <indexshare/host/memory.hpp>

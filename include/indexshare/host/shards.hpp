@@ -93,10 +93,12 @@ inline void emit_best(std::uint64_t* candidates, index_t count,
   if (best < count) {
     std::nth_element(candidates, candidates + best, candidates + count, std::greater<>{});
   }
-  for (index_t j = 0; j < best; ++j) out.indices(row, j) = position_of(candidates[j]);
-  position_t* const first = out.indices.data_handle() + row * out.indices.stride(0);
-  std::sort(first, first + best);
-  std::fill(first + best, first + width, no_position);
+  std::sort(candidates, candidates + best, [](std::uint64_t a, std::uint64_t b) noexcept {
+    return position_of(a) < position_of(b);
+  });
+  for (index_t j = 0; j < width; ++j) {
+    out.indices(row, j) = j < best ? position_of(candidates[j]) : no_position;
+  }
   out.counts(row) = static_cast<position_t>(best);
 }
 
