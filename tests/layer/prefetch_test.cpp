@@ -521,10 +521,6 @@ TEMPLATE_LIST_TEST_CASE("prefetch: refusals name what is wrong and change nothin
              refused(Errc::missing_input, "count of the prefetch list"));
   CHECK_THAT(try_list(with([&](auto& l) { l.slots = dense(nullptr, 60); })),
              refused(Errc::missing_input, "slots of the prefetch list"));
-  CHECK_THAT(try_list(with([&](auto& l) {
-               l.slots = make_strided<space, position_t, 1>(l.slots.data_handle(), {60}, {0});
-             })),
-             refused(Errc::bad_stride, "slots of the prefetch list"));
   CHECK_THAT(try_list(good, -1), refused(Errc::bad_shape, "slots of the KV caches").naming(0, -1));
   CHECK_THAT(try_list(good, max_position + 1), refused(Errc::bad_shape, "slots of the KV caches"));
   auto small = scratch.get();

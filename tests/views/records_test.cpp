@@ -329,7 +329,8 @@ TEST_CASE("records: what does not fit is refused by name, before any work", "[re
   CHECK(record_bytes(view) == 72);
   refuses_export(view, records(1, 72, 72), Errc::bad_shape, "records against their slots");
   refuses_export(view, records(2, 71, 72), Errc::bad_shape, "bytes of a record");
-  refuses_export(view, records(2, 72, 71), Errc::bad_stride, "records to write");
+  refuses_export(view, make_strided<space, std::byte, 2>(memory.data(), {2, 72}, {150, 2}),
+                 Errc::bad_stride, "records to write");
   auto broken = view;
   broken.data = nullptr;
   refuses_export(broken, records(2, 72, 72), Errc::missing_input, "memory of the cache");

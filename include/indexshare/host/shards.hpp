@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 
 /// @file Context parallelism: the keys of a request are shared out over ranks, each selects among
@@ -91,7 +90,8 @@ inline void emit_best(std::uint64_t* candidates, index_t count,
   index_t const width = out.indices.extent(1);
   index_t const best = std::min(count, width);
   if (best < count) {
-    std::nth_element(candidates, candidates + best, candidates + count, std::greater<>{});
+    std::nth_element(candidates, candidates + best, candidates + count,
+                     [](std::uint64_t a, std::uint64_t b) noexcept { return a > b; });
   }
   std::sort(candidates, candidates + best, [](std::uint64_t a, std::uint64_t b) noexcept {
     return position_of(a) < position_of(b);
