@@ -187,10 +187,10 @@ class FusedSelect {
     cut_.for_each_piece(part, plan_.parts(), [&, this](TilePiece const& piece) noexcept {
       PartialTile& shared = piece.first == 0 ? ends.begun : ends.continued;
       TileLists lists = piece.whole() ? own.lists : shared.lists;
-      scoring.score(piece,
-                    [&, this](index_t row, index_t first, index_t count, float const* scores) noexcept {
-                      lists_.append(lists.rows[row - piece.tile.rows.first], scores, first, count);
-                    });
+      scoring.score(piece, [&, this](index_t row, index_t first, index_t count,
+                                     float const* scores) noexcept {
+        lists_.append(lists.rows[row - piece.tile.rows.first], scores, first, count);
+      });
       for (index_t i = 0; i < piece.tile.rows.count; ++i) {
         lists_.compact(lists.rows[i]);
         if (piece.whole()) {
