@@ -10,6 +10,8 @@
 #include <indexshare/model_config.hpp>
 #include <indexshare/share_plan.hpp>
 
+#include <indexshare/cache_inventory.hpp>
+
 #include <indexshare/share/every_layer.hpp>
 #include <indexshare/share/mtp_draft.hpp>
 #include <indexshare/share/pattern.hpp>
@@ -30,6 +32,7 @@
 #include <indexshare/host/prefetch.hpp>
 #include <indexshare/host/records.hpp>
 #include <indexshare/host/selection.hpp>
+#include <indexshare/host/shards.hpp>
 #include <indexshare/host/topk.hpp>
 #include <indexshare/reference.hpp>
 
