@@ -48,7 +48,8 @@ template <int Warps>
 __device__ BlockSum block_sum(std::uint32_t* warps, std::uint32_t value) {
   std::uint32_t const inclusive = inclusive_warp_sum(value);
   WarpSums const sums = sum_of_warps<Warps>(warps, inclusive);
-  std::uint32_t const own = __shfl_sync(full_warp, inclusive, 31);
+  // The warp's own sum is read back: a register for it would spill one in topk_row on sm_90.
+  std::uint32_t const own = warps[warp_index()];
   return {sums.through(warp_index()) - own + inclusive - value, sums.through(Warps - 1)};
 }
 
