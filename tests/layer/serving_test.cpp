@@ -57,7 +57,7 @@ TEMPLATE_LIST_TEST_CASE("ADDR R125: every mode, paged and contiguous, alone and 
   Schedule const share("FS");
   for (Mode const& mode : modes) {
     for (Layout const layout : {Layout{4, 8, 1}, Layout{1, 16, 2}, Layout{0, 0, 3}}) {
-      for (std::size_t const padding : {0, 1}) {
+      for (std::size_t const padding : {0u, 1u}) {
         CAPTURE(mode.name, layout.index_page, padding);
         Model<> model(share, 2, small_shape, layout);
         RowList const rows = numbered(x, mode, padding);
