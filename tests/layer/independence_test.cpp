@@ -159,8 +159,8 @@ TEMPLATE_LIST_TEST_CASE("MEM R138: the smallest workspace gives the bits of an a
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("ADDR, PAGE R127: results do not depend on the page layout", "[independence]",
-                        Setups) {
+TEMPLATE_LIST_TEST_CASE("ADDR, PAGE R127: results do not depend on the page layout",
+                        "[independence]", Setups) {
   typename TestType::Exec const x{};
   auto model = wide_model<typename TestType::Model>();
   Session expected(x, model, Schedule("FS"), wide_rows());
