@@ -38,8 +38,8 @@ foreach(file IN LISTS files)
     list(APPEND violations "${file}: ${quoted}: use <...>")
   endif()
 
-  # Standard containers and streams cost every consumer compile time; only the readers may use them.
-  if(NOT file MATCHES "^indexshare/(io|cuda)/")
+  # Standard containers and streams cost every consumer compile time; only readers and tools may use them.
+  if(NOT file MATCHES "^indexshare/(io|cuda|indexcache)/")
     foreach(heavy IN LISTS heavy_headers)
       if(text MATCHES "#[ \t]*include[ \t]+<${heavy}>")
         list(APPEND violations "${file}: <${heavy}> in a core header")
