@@ -4,7 +4,9 @@
 #include "../programs/thread_pool.hpp"
 #include "forward.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,8 +22,9 @@ namespace small_dsa {
 
 /// Means over all query rows of a set.
 struct Score {
-  double loss = 0;      ///< cross-entropy in nats
-  double accuracy = 0;  ///< share of the rows whose best logit is the answer
+  double loss = 0;        ///< cross-entropy in nats
+  double loss_error = 0;  ///< standard error of the loss, from its spread over the sequences
+  double accuracy = 0;    ///< share of the rows whose best logit is the answer
 
   friend bool operator==(Score const&, Score const&) = default;
 };
@@ -97,6 +100,26 @@ class Evaluator {
     return scores;
   }
 
+  /// What the layers select in a forward of `choices`: per sequence [layers, tokens, index_topk].
+  Expected<std::vector<std::vector<position_t>>> selections(Choices const& choices) {
+    auto const plan = share_plan(choices);
+    std::vector<std::vector<position_t>> all(sequences_.size());
+    auto const done =
+        for_each(static_cast<index_t>(sequences_.size()), [&](index_t item, Forward& forward) {
+          auto const sequence = static_cast<std::size_t>(item);
+          forward.begin(sequences_[sequence]);
+          Forward::Status status;
+          for (std::int32_t layer = 0; layer < model_->layers() && status.ok(); ++layer) {
+            status = run(forward, plan, choices, layer, sequence);
+            auto const selected = forward.selected().indices;
+            all[sequence].insert(all[sequence].end(), selected.begin(), selected.end());
+          }
+          return status;
+        });
+    if (!done) return refuse(done.error());
+    return all;
+  }
+
   Expected<Score> evaluate(Choices const& choices) {
     auto const scores = evaluate(std::span(&choices, 1));
     if (!scores) return refuse(scores.error());
@@ -164,7 +187,15 @@ class Evaluator {
       sum.rows += outcome.rows;
     }
     auto const rows = static_cast<double>(sum.rows);
-    return {sum.loss / rows, static_cast<double>(sum.right) / rows};
+    auto const count = static_cast<double>(outcomes.size());
+    Score score{sum.loss / rows, 0, static_cast<double>(sum.right) / rows};
+    if (outcomes.size() < 2) return score;
+    for (Outcome const& outcome : outcomes) {  // all sequences have as many rows
+      double const deviation = outcome.loss * count / rows - score.loss;
+      score.loss_error += deviation * deviation;
+    }
+    score.loss_error = std::sqrt(score.loss_error / (count - 1) / count);
+    return score;
   }
 
   Model const* model_;

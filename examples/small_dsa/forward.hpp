@@ -19,11 +19,16 @@
 
 namespace small_dsa {
 
+/// What the rows of one sequence attend to. Without rows: nothing was selected yet.
+struct Selected {
+  std::vector<position_t> indices;  ///< [tokens, index_topk] ascending, then no_position
+  std::vector<position_t> counts;   ///< [tokens]
+};
+
 /// Where a forward stands before a layer: enough to go on from there.
 struct Boundary {
-  std::vector<float> hidden;        ///< [tokens, hidden]
-  std::vector<position_t> indices;  ///< [tokens, index_topk] the selection in force
-  std::vector<position_t> counts;   ///< [tokens]; none before the first layer
+  std::vector<float> hidden;  ///< [tokens, hidden]
+  Selected selected;          ///< in force
 };
 
 /// Sums over the query rows of one sequence.
@@ -79,28 +84,31 @@ class Forward {
     std::copy(boundary.hidden.begin(), boundary.hidden.end(), hidden_.begin());
     ++forward_;
     (*state_).clear();
-    if (boundary.counts.empty()) return {};
+    Selected const& from = boundary.selected;
+    if (from.counts.empty()) return {};
     index_t const top_k = config().index_topk;
     return import_selection(
         exec_,
         indexshare::SelectionView<host, position_t const>{
-            indexshare::make_dense<host, position_t const, 2>(boundary.indices.data(),
+            indexshare::make_dense<host, position_t const, 2>(from.indices.data(),
                                                               {tokens_, top_k}),
-            indexshare::make_dense<host, position_t const, 1>(boundary.counts.data(), {tokens_})},
+            indexshare::make_dense<host, position_t const, 1>(from.counts.data(), {tokens_})},
         id(), source, rows(), *state_);
   }
 
-  Boundary boundary() {
-    Boundary boundary{hidden_, {}, {}};
-    if ((*state_).tag().source_layer == indexshare::no_position) return boundary;
+  Boundary boundary() { return {hidden_, selected()}; }
+
+  Selected selected() {
+    Selected copy;
+    if ((*state_).tag().source_layer == indexshare::no_position) return copy;
     auto const selection = (*state_).selection();
     for (index_t row = 0; row < tokens_; ++row) {
       for (index_t i = 0; i < config().index_topk; ++i) {
-        boundary.indices.push_back(selection.indices(row, i));
+        copy.indices.push_back(selection.indices(row, i));
       }
-      boundary.counts.push_back(selection.counts(row));
+      copy.counts.push_back(selection.counts(row));
     }
-    return boundary;
+    return copy;
   }
 
   /// Layer `number`. @param sequence  number of the sequence in its set, for random selections

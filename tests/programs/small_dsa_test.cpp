@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "../small_dsa/check_file.hpp"
 #include "../small_dsa/evaluator.hpp"
+#include "../small_dsa/experiment.hpp"
 #include "small_dsa_files.hpp"
 
 #include <catch2/catch_approx.hpp>
@@ -171,6 +173,35 @@ TEST_CASE("a model's files are refused with file and field or tensor") {
   auto const nowhere = Model::load("/nonexistent");
   REQUIRE_FALSE(nowhere.has_value());
   CHECK(nowhere.error().starts_with("/nonexistent/config.json: "));
+}
+
+std::string trained_model(int seed) {
+  return std::string(INDEXSHARE_TEST_DATA_DIR) + "/../examples/small_dsa/seed" +
+         std::to_string(seed);
+}
+
+// The library's layers against PyTorch's: another implementation of the same modules.
+TEST_CASE("trained models have the losses that their training program computed") {
+  for (int const seed : {1, 2, 3}) {
+    std::string const directory = trained_model(seed);
+    INFO(directory);
+    auto const model = Model::load(directory);
+    REQUIRE(model.has_value());
+    auto const check = read_check_file(*model, directory + "/check.safetensors");
+    INFO((check ? std::string() : check.error()));
+    REQUIRE(check.has_value());
+    programs::ThreadPool pool(2);
+    Evaluator evaluator(*model, check->sequences, pool);
+    bool any_shared = false;
+    for (auto const& [pattern, expected] : check->losses) {
+      INFO(text_of(pattern));
+      auto const score = evaluator.evaluate(pattern);
+      REQUIRE(score.has_value());
+      CHECK(score->loss == Catch::Approx(expected).margin(2e-4));
+      any_shared = any_shared || text_of(pattern).find('S') != std::string::npos;
+    }
+    CHECK(any_shared);
+  }
 }
 
 }  // namespace

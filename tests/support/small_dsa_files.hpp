@@ -3,10 +3,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <indexshare/io/safetensors_writer.hpp>
 #include "../small_dsa/task.hpp"
 #include "checkpoint_files.hpp"
 #include "random.hpp"
-#include "safetensors_writer.hpp"
 
 #include <cstdint>
 #include <string>
@@ -98,7 +98,7 @@ class SmallDsaFiles {
   }
 
   nlohmann::json config_;
-  programs::SafetensorsWriter tensors_;
+  indexshare::io::SafetensorsWriter tensors_;
   programs::RandomStream random_{7, programs::RandomStream::Use::hidden, 0, {0, 0}};
 };
 
