@@ -149,9 +149,10 @@ TEST_CASE("INT32: counts of a model far larger than any do not wrap") {
 
 TEST_CASE("CFG-OTHER: a prefill is the sum of its rows, of any range") {
   ModelConfig const model = accepted(small_glm()).model;  // index_topk 4
-  for (RowRange const range : {RowRange{0, 0}, RowRange{0, 1}, RowRange{0, 3}, RowRange{0, 4},
-                               RowRange{0, 5}, RowRange{2, 4}, RowRange{3, 9}, RowRange{4, 9},
-                               RowRange{5, 9}, RowRange{7, 7}, RowRange{0, 1000}}) {
+  for (TokenRange const range :
+       {TokenRange{0, 0}, TokenRange{0, 1}, TokenRange{0, 3}, TokenRange{0, 4}, TokenRange{0, 5},
+        TokenRange{2, 4}, TokenRange{3, 9}, TokenRange{4, 9}, TokenRange{5, 9}, TokenRange{7, 7},
+        TokenRange{0, 1000}}) {
     CAPTURE(range.first, range.last);
     CountedRows by_row;
     CompleteFlops flops;
