@@ -150,6 +150,9 @@ class OverlapCounter {
       return failure(Errc::bad_shape, "layers of the selections", counts_.layers(),
                      in.positions.extent(0));
     }
+    if (in.positions.extent(2) < 1) {
+      return failure(Errc::bad_shape, "top_k of the selections", 1, in.positions.extent(2));
+    }
     if (in.positions.extent(2) > overlap_context_limit) {
       return failure(Errc::bad_shape, "top_k of the selections", overlap_context_limit,
                      in.positions.extent(2));
