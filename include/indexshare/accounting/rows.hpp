@@ -12,11 +12,11 @@ inline namespace v0 {
 
 /// Query tokens at positions first .. last - 1 of one sequence. The token at position t sees t + 1
 /// keys, itself among them.
-struct RowRange {
+struct TokenRange {
   index_t first = 0;
   index_t last = 0;
 
-  friend constexpr bool operator==(RowRange const&, RowRange const&) = default;
+  friend constexpr bool operator==(TokenRange const&, TokenRange const&) = default;
 };
 
 namespace detail {
@@ -43,7 +43,7 @@ constexpr CountedRows decoded_row(ModelConfig const& c, index_t keys) noexcept {
 
 /// A prefill of the tokens of `range`, summed row by row: the exact integers, not a mean length
 /// times the number of rows. Precondition: 0 <= first <= last <= 2^31.
-constexpr CountedRows prefilled_rows(ModelConfig const& c, RowRange range) noexcept {
+constexpr CountedRows prefilled_rows(ModelConfig const& c, TokenRange range) noexcept {
   // Up to `dense` a row attends to all it sees, from there on to index_topk keys.
   index_t const dense = range.last < c.index_topk    ? range.last
                         : range.first > c.index_topk ? range.first
