@@ -43,10 +43,11 @@ BATCH = 16
 CHECK_SEQUENCES, CHECK_SEED = 4, 20260717
 CHECK_PATTERNS = ["FFFFFFFFFFFF", "FSFSFSFSFSFS", "FFFSSSFSSSFS", "FSSFFSSSFSSF", "FFSSSSSFSFFF"]
 
-# (records, queries, steps) of the phase with dense attention: few records first, as they are found sooner
-DENSE_STAGES = [(8, 56, 1000), (16, 48, 400), (32, 64, 400), (128, 64, 300)]
-WARM_UP_STEPS, SPARSE_STEPS = 200, 200
-DENSE_RATE, WARM_UP_RATE, SPARSE_RATE = 4e-3, 3e-3, 1e-3
+# (records, queries, steps, learning rate) of the phase with dense attention: few records first, as they
+# are found sooner
+DENSE_STAGES = [(8, 56, 1200, 4e-3), (16, 48, 500, 4e-3), (32, 64, 500, 4e-3), (RECORDS, 64, 250, 2e-3)]
+WARM_UP_STEPS, WARM_UP_RATE = 200, 3e-3
+SPARSE_STEPS, SPARSE_RATE = 350, 1e-3
 
 
 def keep_freed_memory():
@@ -322,8 +323,8 @@ class Training:
         def scaled(steps):
             return max(1, round(steps * scale))
 
-        for records, queries, count in DENSE_STAGES:
-            self.steps("dense", scaled(count), DENSE_RATE, self.trunk, records, queries, lambda task, index: sum(task))
+        for records, queries, count, rate in DENSE_STAGES:
+            self.steps("dense", scaled(count), rate, self.trunk, records, queries, lambda task, index: sum(task))
         for p in self.trunk:
             p.requires_grad_(False)
         self.steps("warm-up", scaled(WARM_UP_STEPS), WARM_UP_RATE, self.indexers, RECORDS, QUERIES,
