@@ -4,6 +4,8 @@
 #include <indexshare/accounting.hpp>
 #include <indexshare/dims.hpp>
 #include <indexshare/io/config.hpp>
+#include <indexshare/model_config.hpp>
+#include <indexshare/share_plan.hpp>
 
 #include <cmath>
 #include <cstdio>
@@ -62,7 +64,8 @@ inline LinePlot cost_panel(std::string const& title, std::string const& unit, do
 /// Preconditions: can_count_complete, can_count_cache_bytes, longest >= 16K.
 inline std::string cost_drawing(indexshare::io::LoadedConfig const& config, CacheForms const& forms,
                                 indexshare::index_t longest) {
-  auto const& [model, plan] = config;
+  indexshare::ModelConfig const& model = config.model;
+  indexshare::SharePlan const& plan = config.plan;
   double const all = plan.num_layers();
   double const full = plan.full_layers().count();
   auto const row = [&](double keys) {
