@@ -23,7 +23,7 @@ enum class PlotScale {
 };
 
 struct PlotAxis {
-  std::string title;
+  std::string title{};
   PlotScale scale = PlotScale::linear;
   bool from_zero = false;  ///< linear: the axis begins at 0 even if no point is near it
 };
@@ -31,10 +31,10 @@ struct PlotAxis {
 /// A line through points in the order given; points that are not numbers, or have no place on a
 /// log2 axis, are gaps.
 struct PlotSeries {
-  std::string name;  ///< in the legend; empty: not in the legend
-  std::vector<SvgPoint> points;
-  std::string colour;
-  std::string dashes;     ///< as for SvgDrawing::line
+  std::string name{};  ///< in the legend; empty: not in the legend
+  std::vector<SvgPoint> points{};
+  std::string colour{};
+  std::string dashes{};   ///< as for SvgDrawing::line
   double stroke = 2;      ///< 0: no line
   double dot_radius = 0;  ///< 0: no dots at the points
 };
