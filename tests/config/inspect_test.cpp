@@ -377,6 +377,7 @@ TEST_CASE("CFG-OTHER: options for costs that are wrong are named") {
     refused({"--published", ratio}, "--published", "such as 2.9");
   refused({"--accounting", "all", "--active-parameters", "40B"}, "--active-parameters");
   refused({"--context", "8K", "--svg", "x.svg"}, "--svg", "16K");
+  refused({"--svg", data_file("configs/" + glm52)}, "--svg", "one of the inputs");
   refused({"--svg", "/nonexistent/x.svg"}, "--svg", "\"/nonexistent/x.svg\"");
   for (char const* option : {"--layers", "--prefill=0:5", "--accounting=all", "--published=2.9",
                              "--svg=/nonexistent/x.svg"})
