@@ -20,7 +20,7 @@ namespace small_dsa {
 
 struct CheckFile {
   std::vector<Sequence> sequences;
-  std::vector<std::pair<Choices, double>> losses;  ///< means over all query rows
+  std::vector<std::pair<Choices, std::vector<float>>> losses;  ///< [sequences, queries]
 };
 
 /// Errors: a file that cannot be read; a tensor of another type or shape than the model's task
@@ -50,14 +50,14 @@ inline Expected<CheckFile> read_check_file(Model const& model, std::string const
   constexpr std::string_view prefix = "loss.";
   for (auto const& [name, entry] : file->tensors()) {
     if (!name.starts_with(prefix)) continue;
-    auto const loss = file->read<float>(name, {1});
+    auto loss = file->read<float>(name, {count, model.task().queries});
     if (!loss) return refuse(loss.error().message());
     auto const choices = parse_choices(name.substr(prefix.size()));
     if (!choices || choices->size() != static_cast<std::size_t>(model.layers())) {
       return refuse(path + ": tensor " + name + ": expected a pattern of " +
                     std::to_string(model.layers()) + " layers behind " + std::string(prefix));
     }
-    check.losses.emplace_back(*choices, loss->front());
+    check.losses.emplace_back(*choices, std::move(*loss));
   }
   if (check.losses.empty()) return refuse(path + ": no tensor loss.PATTERN");
   return check;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -178,23 +179,21 @@ class Evaluator {
            std::to_string(status.expected) + ", got " + std::to_string(status.got);
   }
 
-  /// Summed in the order of the sequences.
+  /// Summed in the order of the sequences, which all have as many rows.
   static Score mean(std::span<Outcome const> outcomes) {
-    Outcome sum;
-    for (Outcome const& outcome : outcomes) {
-      sum.loss += outcome.loss;
-      sum.right += outcome.right;
-      sum.rows += outcome.rows;
-    }
-    auto const rows = static_cast<double>(sum.rows);
     auto const count = static_cast<double>(outcomes.size());
-    Score score{sum.loss / rows, 0, static_cast<double>(sum.right) / rows};
-    if (outcomes.size() < 2) return score;
-    for (Outcome const& outcome : outcomes) {  // all sequences have as many rows
-      double const deviation = outcome.loss * count / rows - score.loss;
-      score.loss_error += deviation * deviation;
+    Score score;
+    std::vector<double> means;
+    for (Outcome const& outcome : outcomes) {
+      auto const rows = static_cast<double>(outcome.losses.size());
+      means.push_back(std::accumulate(outcome.losses.begin(), outcome.losses.end(), 0.0) / rows);
+      score.loss += means.back() / count;
+      score.accuracy += static_cast<double>(outcome.right) / rows / count;
     }
-    score.loss_error = std::sqrt(score.loss_error / (count - 1) / count);
+    if (means.size() < 2) return score;
+    double squares = 0;
+    for (double const mean : means) squares += (mean - score.loss) * (mean - score.loss);
+    score.loss_error = std::sqrt(squares / (count - 1) / count);
     return score;
   }
 

@@ -84,7 +84,8 @@ inline programs::PlotSeries rule_line(programs::SvgPoint from, programs::SvgPoin
 inline programs::LinePlot panel(nlohmann::json const& experiment) {
   programs::LinePlot plot;
   auto const layers = experiment.at("layers").get<double>();
-  plot.title = experiment.at("model").get<std::string>();
+  plot.title = "Loss of the small model " + experiment.at("model").get<std::string>() +
+               " against the layers that share";
   plot.x.title = "shared layers of " + std::to_string(static_cast<int>(layers));
   plot.y.title = "loss, nats per query";
   plot.y.from_zero = true;
@@ -108,6 +109,7 @@ inline programs::LinePlot panel(nlohmann::json const& experiment) {
   for (auto const& series : plot.series) {
     for (auto const& point : series.points) highest = std::max(highest, point.y);
   }
+  highest *= 1.08;  // the words stand above everything else
   for (double const kept : {0.5, 0.25}) {
     double const shared = layers - kept * layers;
     plot.series.push_back(rule_line({shared, 0}, {shared, highest}, ""));

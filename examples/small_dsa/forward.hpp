@@ -31,11 +31,10 @@ struct Boundary {
   Selected selected;          ///< in force
 };
 
-/// Sums over the query rows of one sequence.
+/// What the query rows of one sequence predict.
 struct Outcome {
-  double loss = 0;  ///< cross-entropy, natural logarithm
-  std::int64_t right = 0;
-  std::int64_t rows = 0;
+  std::vector<double> losses;  ///< cross-entropy of each row, in nats
+  std::int64_t right = 0;      ///< rows whose best logit is the answer
 };
 
 /// Memory of one forward at a time; a thread has its own. Results do not depend on what ran before.
@@ -130,7 +129,7 @@ class Forward {
     Status status =
         rms_norm(exec_, hidden, model_->norm().vector(), config().norm_eps.layer, normed);
     if (status.ok()) status = product(normed, model_->head(), sides_.logits);
-    out = {0, 0, queries};
+    out = {};
     for (index_t row = 0; row < queries && status.ok(); ++row) {
       float const* const logits = &sides_.logits(row, 0);
       std::int32_t const target = sequence.target[static_cast<std::size_t>(first + row)];
@@ -139,7 +138,7 @@ class Forward {
       for (index_t i = 0; i < model_->task().keys; ++i) {
         sum += std::exp(double{logits[i]} - double{*best});
       }
-      out.loss += std::log(sum) + double{*best} - double{logits[target]};
+      out.losses.push_back(std::log(sum) + double{*best} - double{logits[target]});
       out.right += best - logits == target ? 1 : 0;
     }
     return status;

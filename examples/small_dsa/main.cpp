@@ -3,4 +3,6 @@
 
 #include <iostream>
 
-int main(int argc, char** argv) { return small_dsa::run(argc, argv, std::cout, std::cerr); }
+int main(int argc, char** argv) {
+  return small_dsa::run(argc, argv, std::cin, std::cout, std::cerr);
+}

@@ -2,17 +2,22 @@
 #pragma once
 
 #include "../programs/arguments.hpp"
+#include "../programs/text_file.hpp"
 #include "experiment_plot.hpp"
 #include "experiment_report.hpp"
+#include "serve.hpp"
 
 #include <indexshare/io/search_log.hpp>
+#include <indexshare/io/selection_recorder.hpp>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <istream>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <span>
@@ -84,6 +89,17 @@ inline constexpr OptionSpec plot_options[] = {
     help_option,
 };
 
+inline constexpr OptionSpec serve_options[] = {model_option, sequences_option, threads_option,
+                                               help_option};
+
+inline constexpr OptionSpec record_options[] = {
+    model_option,
+    {"--out", "DIR", "takes a file for each sequence"},
+    {"--sequences", "N", "calibration sequences to record (128)"},
+    threads_option,
+    help_option,
+};
+
 inline constexpr Command commands[] = {
     {"evaluate",
      "Loss and accuracy of the model with a pattern of full and shared layers, on calibration "
@@ -97,6 +113,13 @@ inline constexpr Command commands[] = {
      "Searches down to one full layer, then compares the patterns on the way, on data that the\n"
      "search has not seen, with uniform patterns, one by similarity, random ones, and random keys.",
      experiment_options},
+    {"serve",
+     "Answers indexshare-search --evaluator 'small_dsa serve --model DIR' with losses on\n"
+     "calibration data.",
+     serve_options},
+    {"record",
+     "Writes what each layer selects on calibration data, all layers full, for indexshare-overlap.",
+     record_options},
     {"plot", "Draws results of experiments: loss against the number of shared layers.",
      plot_options},
 };
@@ -123,16 +146,8 @@ using Failure = std::optional<std::string>;
 
 inline Failure write_file(std::string const& option, std::string const& path,
                           std::string const& text) {
-  std::string const part = path + ".part";
-  std::ofstream stream(part, std::ios::binary | std::ios::trunc);
-  stream << text;
-  stream.close();
-  std::error_code failed;
-  if (stream) std::filesystem::rename(part, path, failed);
-  if (stream && !failed) return std::nullopt;
-  std::error_code ignored;
-  std::filesystem::remove(part, ignored);
-  return option + ": cannot write " + programs::quoted(path);
+  auto const written = programs::write_text_file(option, path, text);
+  return written ? Failure() : written.error().message();
 }
 
 /// FNV-1a of a file: tells the logs of two models apart.
@@ -200,8 +215,9 @@ class Session {
   std::int32_t sequences_;
 };
 
-/// Where the commands write.
+/// Where the commands read and write.
 struct Streams {
+  std::istream& in;
   std::ostream& out;
   std::ostream& progress;
 };
@@ -210,8 +226,8 @@ inline Failure evaluate(Arguments const& arguments, Streams const& streams) {
   auto session = Session::open(arguments);
   if (!session) return session.error();
   std::string const text = arguments.text("--pattern");
-  auto const choices = parse_choices(text);
-  if (!choices || choices->size() != static_cast<std::size_t>(session->model().layers())) {
+  auto const choices = pattern_of(text, session->model());
+  if (!choices) {
     return "--pattern: got " + programs::quoted(text) + ", expected " +
            std::to_string(session->model().layers()) +
            " letters F, S or R, the first of them not S";
@@ -316,6 +332,61 @@ inline Failure experiment(Arguments const& arguments, Streams const& streams) {
                     experiment_json(session->model(), *result, source).dump(1) + "\n");
 }
 
+inline Failure serve(Arguments const& arguments, Streams const& streams) {
+  auto session = Session::open(arguments);
+  if (!session) return session.error();
+  Evaluator calibration = session->calibration();
+  return small_dsa::serve(calibration, session->model(), streams.in, streams.out);
+}
+
+/// @param positions  [layers, tokens, index_topk] of one sequence
+inline Failure write_selections(Model const& model, std::vector<position_t> const& positions,
+                                std::string const& path) {
+  index_t const tokens = model.task().tokens();
+  index_t const top_k = model.config().index_topk;
+  std::vector<position_t> lengths, counts;
+  for (index_t row = 0; row < tokens; ++row) {
+    lengths.push_back(static_cast<position_t>(row + 1));
+    counts.push_back(static_cast<position_t>(std::min(row + 1, top_k)));
+  }
+  auto recorder =
+      indexshare::io::SelectionRecorder::make(model.layers(), indexshare::TopK{top_k}).value();
+  indexshare::Rows const rows{tokens};
+  auto status = recorder.begin_forward(indexshare::make_lengths<host>(lengths.data(), rows));
+  for (std::int32_t layer = 0; layer < model.layers() && status.ok(); ++layer) {
+    status = recorder.add(
+        layer, {indexshare::make_dense<host, position_t const, 2>(
+                    positions.data() + layer * tokens * top_k, {tokens, top_k}),
+                indexshare::make_dense<host, position_t const, 1>(counts.data(), {tokens})});
+  }
+  if (!status.ok()) return std::string(status.what);
+  auto const written = recorder.write(path, "small_dsa record");
+  return written ? Failure() : "--out: " + written.error().message();
+}
+
+inline Failure record(Arguments const& arguments, Streams const& streams) {
+  if (!arguments.has("--out")) return "--out: missing, expected a directory for the files";
+  auto session = Session::open(arguments);
+  if (!session) return session.error();
+  std::filesystem::path const directory = arguments.text("--out");
+  std::error_code failed;
+  std::filesystem::create_directories(directory, failed);
+  if (failed) return "--out: cannot make " + programs::quoted(directory.string());
+  Evaluator calibration = session->calibration();
+  auto const selections = calibration.selections(
+      Choices(static_cast<std::size_t>(session->model().layers()), Choice::full));
+  if (!selections) return selections.error();
+  for (std::size_t i = 0; i < selections->size(); ++i) {
+    std::string number = std::to_string(i);
+    number.insert(0, 4 - std::min<std::size_t>(number.size(), 4), '0');
+    auto const failure = write_selections(session->model(), (*selections)[i],
+                                          (directory / (number + ".safetensors")).string());
+    if (failure) return failure;
+  }
+  streams.out << selections->size() << " files in " << directory.string() << "\n";
+  return std::nullopt;
+}
+
 inline Failure plot(Arguments const& arguments, Streams const&) {
   std::vector<nlohmann::json> experiments;
   std::vector<std::string> names;
@@ -342,6 +413,8 @@ inline Failure run_command(std::string_view name, Arguments const& arguments,
   if (name == "evaluate") return evaluate(arguments, streams);
   if (name == "search") return search(arguments, streams);
   if (name == "experiment") return experiment(arguments, streams);
+  if (name == "serve") return serve(arguments, streams);
+  if (name == "record") return record(arguments, streams);
   return plot(arguments, streams);
 }
 
@@ -349,7 +422,8 @@ inline Failure run_command(std::string_view name, Arguments const& arguments,
 
 /// The program. Returns its exit status: 0, or 2 after one line on `err`, where searches also
 /// report how far they are.
-inline int run(int argc, char const* const* argv, std::ostream& out, std::ostream& err) {
+inline int run(int argc, char const* const* argv, std::istream& in, std::ostream& out,
+               std::ostream& err) {
   auto const fail = [&err](std::string const& message) {
     err << "error: " << programs::one_line(message) << "\n";
     return 2;
@@ -371,7 +445,8 @@ inline int run(int argc, char const* const* argv, std::ostream& out, std::ostrea
                                command->options);
     return 0;
   }
-  if (auto const failure = detail::run_command(name, *arguments, {out, err})) return fail(*failure);
+  if (auto const failure = detail::run_command(name, *arguments, {in, out, err}))
+    return fail(*failure);
   out.flush();
   return out ? 0 : fail("output: could not be written");
 }

@@ -17,7 +17,7 @@ the indexers by the divergence over the selected tokens, on inputs that carry no
 Writes into the folder of --out
     config.json          the fields of a glm_moe_dsa model, and "small_dsa", the sizes of the task
     model.safetensors    the weights, fp32, with the names of such a model
-    check.safetensors    four sequences, and the loss over them for several schedules, in torch
+    check.safetensors    four sequences, and the loss of each of their queries for several schedules, in torch
 """
 
 import argparse
@@ -28,7 +28,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 KEYS, RECORDS, QUERIES, MAX_HOPS = 128, 128, 32, 4
@@ -277,10 +277,13 @@ class SmallDsa(nn.Module):
                 states.append(x)
         return states, index_losses
 
-    def loss(self, state, target):
-        """Mean cross-entropy in nats over the query rows, which are the last ones."""
+    def losses(self, state, target):
+        """Cross-entropy in nats [sequence, query] of the query rows, which are the last ones."""
         logits = self.lm_head(self.model.norm(state[:, -target.shape[1] :]))
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+        return F.cross_entropy(logits.transpose(1, 2), target, reduction="none")
+
+    def loss(self, state, target):
+        return self.losses(state, target).mean()
 
 
 # Training
@@ -383,7 +386,7 @@ def check_tensors(net):
     mode = Mode(RECORDS + QUERIES, indexers=True, sparse=True)
     for pattern in CHECK_PATTERNS:
         states, _ = net(ids, mode, pattern)
-        tensors["loss." + pattern] = net.loss(states[-1], targets[-1]).reshape(1)
+        tensors["loss." + pattern] = net.losses(states[-1], targets[-1])
     return tensors
 
 
@@ -393,21 +396,33 @@ def write(net, folder):
         file.write("\n")
     weights = {name: x.detach().contiguous() for name, x in net.state_dict().items()}
     save_file(weights, os.path.join(folder, "model.safetensors"))
+    write_check(net, folder)
+
+
+def write_check(net, folder):
     check = check_tensors(net)
     save_file(check, os.path.join(folder, "check.safetensors"))
     for pattern in CHECK_PATTERNS:
-        print(f"{pattern}  loss {check['loss.' + pattern].item():.4f}")
+        print(f"{pattern}  loss {check['loss.' + pattern].mean().item():.4f}")
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog="What it makes and how: the head of this file."
     )
-    parser.add_argument("--seed", type=int, required=True, help="of the initial weights and the training data")
+    parser.add_argument("--seed", type=int, help="of the initial weights and the training data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the files, made if need be")
     parser.add_argument("--steps-scale", type=float, default=1.0, metavar="X",
                         help="factor on the steps of all phases (default 1; 0.02 only tries the script)")
+    parser.add_argument("--check-only", action="store_true",
+                        help="train nothing: write check.safetensors of the weights in DIR")
     arguments = parser.parse_args()
+    if arguments.check_only:
+        net = SmallDsa()
+        net.load_state_dict(load_file(os.path.join(arguments.out, "model.safetensors")))
+        return write_check(net, arguments.out)
+    if arguments.seed is None:
+        parser.error("--seed: expected the seed of a model to train")
     if arguments.steps_scale <= 0:
         parser.error("--steps-scale: expected a positive number")
     os.makedirs(arguments.out, exist_ok=True)  # before the work, not after it

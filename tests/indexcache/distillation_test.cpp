@@ -436,7 +436,7 @@ TEST_CASE(
     two.solve();
     three.solve();
     check_close(three.gradient, two.gradient, 1e-15);
-    for (std::size_t row : {0, 1, 3}) {
+    for (std::size_t row : {0U, 1U, 3U}) {
       CHECK_THAT(three.losses[row].multi, WithinAbs(two.losses[row].multi, 1e-15));
       CHECK(three.losses[row].layers_without_mass == 1);
       CHECK(two.losses[row].layers_without_mass == 0);
@@ -540,7 +540,7 @@ TEST_CASE("Distillation: strided views") {
   for (std::size_t row = 0; row < 4; ++row) {
     for (std::size_t s = 0; s < 12; ++s) {
       scores[row * 20 + s] = p.scores[row * 12 + s];
-      for (std::size_t layer : {0, 1}) {  // rows of layers, as an engine may record them
+      for (std::size_t layer : {0U, 1U}) {  // rows of layers, as an engine may record them
         attention[(row * 2 + layer) * 15 + s] = p.attention[(layer * 4 + row) * 12 + s];
       }
     }
