@@ -46,7 +46,7 @@ CHECK_PATTERNS = ["FFFFFFFFFFFF", "FSFSFSFSFSFS", "FFFSSSFSSSFS", "FSSFFSSSFSSF"
 # (records, queries, steps, learning rate) of the phase with dense attention: few records first, as they
 # are found sooner
 DENSE_STAGES = [(8, 56, 1200, 4e-3), (16, 48, 500, 4e-3), (32, 64, 500, 4e-3), (RECORDS, 64, 250, 2e-3)]
-WARM_UP_STEPS, WARM_UP_RATE = 200, 3e-3
+WARM_UP_STEPS, WARM_UP_RATE = 300, 1e-2
 SPARSE_STEPS, SPARSE_RATE = 350, 1e-3
 
 
