@@ -48,6 +48,11 @@ inline std::string_view form_name(indexshare::IndexKeyForm form) {
   return form_name<indexshare::IndexKeyForm>(index_key_form_names, form);
 }
 
+inline std::string forms_text(CacheForms const& forms) {
+  return std::string(form_name(forms.index_key)) + " index keys, " +
+         std::string(form_name(forms.kv)) + " KV";
+}
+
 /// The form that the option's word stands for; the first one if the option is not given.
 template <class T>
 Parsed<T> parse_form(Arguments const& arguments, std::string_view option,
@@ -72,10 +77,12 @@ inline Parsed<CacheForms> parse_cache_forms(Arguments const& arguments) {
 }
 
 /// `A:B`, the tokens A to B - 1 of a sequence.
-inline Parsed<indexshare::TokenRange> parse_prefill(std::string_view option, std::string_view text) {
+inline Parsed<indexshare::TokenRange> parse_prefill(std::string_view option,
+                                                    std::string_view text) {
   constexpr std::int64_t longest = std::numeric_limits<indexshare::position_t>::max();
   if (text.find(':') == std::string_view::npos)
-    return reject(option, "got " + programs::quoted(text) + ", expected A:B, the tokens A to B - 1");
+    return reject(option,
+                  "got " + programs::quoted(text) + ", expected A:B, the tokens A to B - 1");
   auto const range = parse_range(option, text, longest);
   if (!range) return reject(option, range.error().problem);
   return indexshare::TokenRange{range->first, range->last};

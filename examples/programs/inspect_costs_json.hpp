@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -14,10 +15,11 @@ namespace programs {
 
 using ReportJson = nlohmann::ordered_json;
 
-/// A count as a whole number while it is exact.
+/// A count as a whole number while it is exact. Idealised schedules have fractions of an indexer.
 inline ReportJson count_json(double count) {
   constexpr double exact_below = 9007199254740992.0;  // 2^53
-  return count < exact_below ? ReportJson(static_cast<std::int64_t>(count)) : ReportJson(count);
+  bool const whole = count < exact_below && count == std::floor(count);
+  return whole ? ReportJson(static_cast<std::int64_t>(count)) : ReportJson(count);
 }
 
 inline ReportJson form_json(indexshare::SharingFlops const* flops) {

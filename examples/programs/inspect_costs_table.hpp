@@ -23,22 +23,24 @@ std::string printed(char const* format, Values... values) {
   return text;
 }
 
+/// Counts of `tokens` tokens, divided by their number.
 inline void write_flops_row(std::ostream& out, char const* form,
-                            indexshare::SharingFlops const& flops) {
-  out << printed("  %-14s%10.1f%15.1f%8.2f\n", form, flops.all_full.total() / 1e9,
-                 flops.shared.total() / 1e9, flops.ratio());
+                            indexshare::SharingFlops const& flops, double tokens) {
+  out << printed("  %-14s%10.1f%15.1f%8.2f\n", form, flops.all_full.total() / tokens / 1e9,
+                 flops.shared.total() / tokens / 1e9, flops.ratio());
 }
 
-inline void write_flops(std::ostream& out, FlopsByForm const& flops) {
+inline void write_flops(std::ostream& out, FlopsByForm const& flops, double tokens = 1) {
   out << "  core form       all full  this schedule   ratio\n";
-  write_flops_row(out, "absorbed", flops.absorbed);
-  write_flops_row(out, "expanded", flops.expanded);
+  write_flops_row(out, "absorbed", flops.absorbed, tokens);
+  write_flops_row(out, "expanded", flops.expanded, tokens);
 }
 
-inline void write_moved(std::ostream& out, indexshare::SharingBytes const& moved) {
+inline void write_moved(std::ostream& out, indexshare::SharingBytes const& moved,
+                        double tokens = 1) {
   auto const line = [&](char const* name, double all_full, double shared) {
-    out << printed("  %-14s%10.1f%15.1f%8.2f\n", name, all_full / 1e6, shared / 1e6,
-                   all_full / shared);
+    out << printed("  %-14s%10.1f%15.1f%8.2f\n", name, all_full / tokens / 1e6,
+                   shared / tokens / 1e6, all_full / shared);
   };
   auto const& [all_full, shared] = moved;
   out << "                  all full  this schedule   ratio\n";
@@ -48,75 +50,61 @@ inline void write_moved(std::ostream& out, indexshare::SharingBytes const& moved
   line("together", all_full.total(), shared.total());
 }
 
-inline std::string forms_text(CacheForms const& forms) {
-  return std::string(form_name(forms.index_key)) + " index keys, " +
-         std::string(form_name(forms.kv)) + " KV";
-}
-
 inline void write_prefill(std::ostream& out, PrefillReport const& prefill,
                           CacheForms const& forms) {
-  std::string const rows = "a prefill of tokens " + std::to_string(prefill.range.first) + ".." +
-                           std::to_string(prefill.range.last - 1);
-  out << "\nGFLOP per token of " << rows << ", complete count without MTP\n";
-  auto const per_row = [&](indexshare::SharingFlops flops) {
-    for (indexshare::CompleteFlops* const count : {&flops.all_full, &flops.shared}) {
-      count->attention_projections /= prefill.rows.rows;
-      count->indexer_projections /= prefill.rows.rows;
-      count->index_scoring /= prefill.rows.rows;
-      count->attention_core /= prefill.rows.rows;
-      count->feed_forward /= prefill.rows.rows;
-      count->output_head /= prefill.rows.rows;
-    }
-    return flops;
-  };
-  write_flops(out, {per_row(prefill.flops.absorbed), per_row(prefill.flops.expanded)});
-  out << "\nMB moved by " << rows << ", no token sharing a read with another, " << forms_text(forms)
-      << "\n";
-  write_moved(out, prefill.moved);
+  std::string const tokens = "per token of a prefill of tokens " +
+                             std::to_string(prefill.range.first) + ".." +
+                             std::to_string(prefill.range.last - 1);
+  out << "\nGFLOP " << tokens << ", complete count without MTP\n";
+  write_flops(out, prefill.flops, prefill.rows.rows);
+  out << "\nMB moved " << tokens << ", if no token shares a read with another, "
+      << forms_text(forms) << "\n";
+  write_moved(out, prefill.moved, prefill.rows.rows);
 }
 
-/// The rows that the layer table and the accountings are of.
+/// What the layer table and the accountings are of.
 inline std::string rows_text(std::optional<PrefillReport> const& prefill,
                              std::optional<indexshare::index_t> context) {
   if (prefill)
-    return "of the prefill of tokens " + std::to_string(prefill->range.first) + ".." +
+    return "per token of the prefill of tokens " + std::to_string(prefill->range.first) + ".." +
            std::to_string(prefill->range.last - 1);
   return "per decoded token at " + std::to_string(*context) + " visible keys";
 }
 
 inline void write_layer_costs(std::ostream& out, char const* first_column,
-                              std::vector<LayerCost> const& costs, bool groups) {
-  out << printed("%7s %7s %12s%12s%12s%12s%12s%13s%9s%6s\n", first_column,
+                              std::vector<LayerCost> const& costs, bool groups, double tokens) {
+  out << printed("%7s %7s %12s%12s%12s%14s%12s%13s%9s%6s\n", first_column,
                  groups ? "layers" : "source", "projections", "indexer", "core", "feed-forward",
                  "together", "MB moved", "key B", "KV B");
   for (LayerCost const& cost : costs) {
     indexshare::CompleteFlops const& f = cost.flops;
-    out << printed("%7d %7d %12.4f%12.4f%12.4f%12.4f%12.4f%13.3f%9lld%6lld\n", cost.layer,
-                   groups ? cost.layers : cost.source, f.attention_projections / 1e9,
-                   (f.indexer_projections + f.index_scoring) / 1e9, f.attention_core / 1e9,
-                   f.feed_forward / 1e9, f.total() / 1e9, cost.moved.total() / 1e6,
-                   static_cast<long long>(cost.index_key_bytes),
-                   static_cast<long long>(cost.kv_bytes));
+    out << printed(
+        "%7d %7d %12.4f%12.4f%12.4f%14.4f%12.4f%13.3f%9lld%6lld\n", cost.layer,
+        groups ? cost.layers : cost.source, f.attention_projections / tokens / 1e9,
+        (f.indexer_projections + f.index_scoring) / tokens / 1e9, f.attention_core / tokens / 1e9,
+        f.feed_forward / tokens / 1e9, f.total() / tokens / 1e9, cost.moved.total() / tokens / 1e6,
+        static_cast<long long>(cost.index_key_bytes), static_cast<long long>(cost.kv_bytes));
   }
 }
 
-inline void write_layers(std::ostream& out, LayerReport const& report, std::string const& rows) {
+inline void write_layers(std::ostream& out, LayerReport const& report, std::string const& rows,
+                         double tokens) {
   out << "\nGFLOP " << rows << " by layer, absorbed core; MB moved; cache bytes per token\n";
-  write_layer_costs(out, "layer", report.layers, false);
+  write_layer_costs(out, "layer", report.layers, false, tokens);
   out << "\nthe same by share group, under the number of its full layer\n";
-  write_layer_costs(out, "group", report.groups, true);
+  write_layer_costs(out, "group", report.groups, true, tokens);
 }
 
 inline void write_accountings(std::ostream& out, AccountingReport const& report, int layers,
-                              std::string const& rows) {
+                              std::string const& rows, double tokens) {
   if (!report.rows.empty()) {
     out << "\naccountings, GFLOP " << rows << "; ratios of " << layers << " indexers to\n"
         << printed("  %-28s%11s%13s", "", "fixed", "per indexer");
     for (double const full : report.request.indexers) out << printed("%8g", full);
     out << "\n";
     for (AccountedRow const& row : report.rows) {
-      out << printed("  %-28s%11.2f%13.3f", row.named.name, row.flops.fixed / 1e9,
-                     row.flops.per_full_layer / 1e9);
+      out << printed("  %-28s%11.2f%13.3f", row.named.name, row.flops.fixed / tokens / 1e9,
+                     row.flops.per_full_layer / tokens / 1e9);
       for (double const full : report.request.indexers)
         out << printed("%8.3f", row.flops.ratio(layers, full));
       out << "  " << row.named.what << "\n";

@@ -4,6 +4,8 @@
 #include <indexshare/accounting.hpp>
 #include <indexshare/dims.hpp>
 #include <indexshare/io/config.hpp>
+#include <indexshare/model_config.hpp>
+#include <indexshare/share_plan.hpp>
 
 #include <cmath>
 #include <cstdio>
@@ -33,7 +35,7 @@ inline LinePlot cost_panel(std::string const& title, std::string const& unit, do
                            std::function<CostAtLength(double)> const& cost) {
   LinePlot plot;
   plot.title = title;
-  plot.x = {.title = "visible keys", .scale = PlotScale::log2};
+  plot.x = {.title = "visible keys", .scale = PlotScale::log2, .tokens = true};
   plot.y = {.title = unit, .scale = PlotScale::log2};
   plot.series = {{.name = "an indexer in every layer", .colour = std::string(plot_colour(1))},
                  {.name = schedule, .colour = std::string(plot_colour(0))},
@@ -46,10 +48,14 @@ inline LinePlot cost_panel(std::string const& title, std::string const& unit, do
     plot.series[0].points.push_back({keys, at.all_full});
     plot.series[1].points.push_back({keys, at.shared});
     plot.series[2].points.push_back({keys, at.without_indexers});
-    if ((count - step) % (2 * steps) != 0) continue;
+    bool const two_doublings = (count - step) % (2 * steps) == 0 && count - step <= 4 * steps;
+    if (!two_doublings) continue;
     char ratio[40];
     std::snprintf(ratio, sizeof ratio, "%.2fx less", at.all_full / at.shared);
-    plot.marks.push_back({{keys, at.shared}, ratio, std::string(plot_colour(0))});
+    // The lines rise: there is room above them on the left and below them on the right.
+    bool const left_half = step < count / 2;
+    plot.marks.push_back(
+        {{keys, at.shared}, ratio, std::string(plot_colour(0)), left_half ? 14.0 : -2.0});
   }
   return plot;
 }
@@ -58,7 +64,8 @@ inline LinePlot cost_panel(std::string const& title, std::string const& unit, do
 /// Preconditions: can_count_complete, can_count_cache_bytes, longest >= 16K.
 inline std::string cost_drawing(indexshare::io::LoadedConfig const& config, CacheForms const& forms,
                                 indexshare::index_t longest) {
-  auto const& [model, plan] = config;
+  indexshare::ModelConfig const& model = config.model;
+  indexshare::SharePlan const& plan = config.plan;
   double const all = plan.num_layers();
   double const full = plan.full_layers().count();
   auto const row = [&](double keys) {
@@ -70,7 +77,7 @@ inline std::string cost_drawing(indexshare::io::LoadedConfig const& config, Cach
   };
   auto const bytes = [&](double keys) {
     auto const moved = [&](double full_layers) {
-      return moved_bytes(model, full_layers, row(keys), forms.kv, forms.index_key).total() / 1e6;
+      return moved_bytes(model, full_layers, row(keys), forms.kv, forms.index_key).total() / 1e9;
     };
     return CostAtLength{moved(all), moved(full), moved(0)};
   };
@@ -86,10 +93,8 @@ inline std::string cost_drawing(indexshare::io::LoadedConfig const& config, Cach
                   schedule, flops),
        {0, 0}, width, height);
   draw(drawing,
-       cost_panel("bytes moved per decoded token: index keys (" +
-                      std::string(form_name(forms.index_key)) + "), scores, KV (" +
-                      std::string(form_name(forms.kv)) + ")",
-                  "MB", first, last, schedule, bytes),
+       cost_panel("bytes moved per decoded token", "GB: " + forms_text(forms) + ", fp32 scores",
+                  first, last, schedule, bytes),
        {width, 0}, width, height);
   return drawing.str();
 }

@@ -144,10 +144,12 @@ inline void write_costs(std::ostream& out, InspectReport const& report) {
     write_moved(out, *report.moved);
   }
   if (report.prefill) write_prefill(out, *report.prefill, report.forms);
-  if (report.layers) write_layers(out, *report.layers, rows_text(report.prefill, report.context));
+  double const tokens = report.prefill ? report.prefill->rows.rows : 1;
+  if (report.layers)
+    write_layers(out, *report.layers, rows_text(report.prefill, report.context), tokens);
   if (report.accountings)
     write_accountings(out, *report.accountings, report.config.plan.num_layers(),
-                      rows_text(report.prefill, report.context));
+                      rows_text(report.prefill, report.context), tokens);
 }
 
 inline void write_memory(std::ostream& out, MemoryReport const& memory) {

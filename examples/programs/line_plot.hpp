@@ -25,6 +25,7 @@ enum class PlotScale {
 struct PlotAxis {
   std::string title{};
   PlotScale scale = PlotScale::linear;
+  bool tokens = false;     ///< ticks are labelled 8K, 1M
   bool from_zero = false;  ///< linear: the axis begins at 0 even if no point is near it
 };
 
@@ -44,6 +45,7 @@ struct PlotMark {
   SvgPoint at;
   std::string label;
   std::string colour;
+  double down = 4;  ///< from the point to the baseline of the words
 };
 
 struct LinePlot {
@@ -61,19 +63,22 @@ inline std::string_view plot_colour(std::size_t number) {
   return colours[number % std::size(colours)];
 }
 
-/// `8K`, `1M`, `0.25`: a power of two as tokens are counted, anything else as it is.
-inline std::string tick_label(double value, PlotScale scale) {
-  double const kibi = 1024;
-  char const* suffix = "";
-  if (scale == PlotScale::log2 && value >= kibi * kibi) {
-    value /= kibi * kibi;
-    suffix = "M";
-  } else if (scale == PlotScale::log2 && value >= kibi) {
-    value /= kibi;
-    suffix = "K";
-  }
+/// `8K`, `1M`: a number of tokens as it is counted, in units of 1024.
+inline std::string token_label(double value) {
+  constexpr double kibi = 1024;
   char text[40];
-  std::snprintf(text, sizeof text, "%.6g%s", value, suffix);
+  if (value >= kibi * kibi)
+    std::snprintf(text, sizeof text, "%.6gM", value / (kibi * kibi));
+  else if (value >= kibi)
+    std::snprintf(text, sizeof text, "%.6gK", value / kibi);
+  else
+    std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+inline std::string tick_label(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6g", value);
   return text;
 }
 
@@ -109,9 +114,14 @@ class PlotRange {
   /// 0 at the low end of the axis, 1 at the high end.
   double fraction(double value) const { return (position(value) - low_) / (high_ - low_); }
 
-  /// Makes the ends of a linear axis ticks, so that no line touches the frame between two of them.
+  /// Room at the ends, so that no line hides in the frame: up to a tick on a linear axis.
   void round_out() {
-    if (scale_ != PlotScale::linear) return;
+    if (scale_ == PlotScale::log2) {
+      double const room = (high_ - low_) / 16;
+      low_ -= room;
+      high_ += room;
+      return;
+    }
     double const step = tick_step();
     low_ = step * std::floor(low_ / step + 1e-9);
     high_ = step * std::ceil(high_ / step - 1e-9);
@@ -197,13 +207,14 @@ inline void draw_axes(SvgDrawing& drawing, LinePlot const& plot, PlotFrame const
   for (double const tick : frame.y.ticks()) {
     SvgPoint const grid[] = {{frame.left, frame.down(tick)}, {frame.right, frame.down(tick)}};
     drawing.line(grid, grid_colour, 1);
-    drawing.text({frame.left - 6, frame.down(tick) + 4}, tick_label(tick, plot.y.scale),
-                 {.anchor = SvgAnchor::end});
+    drawing.text({frame.left - 6, frame.down(tick) + 4},
+                 plot.y.tokens ? token_label(tick) : tick_label(tick), {.anchor = SvgAnchor::end});
   }
   for (double const tick : frame.x.ticks()) {
     SvgPoint const grid[] = {{frame.across(tick), frame.top}, {frame.across(tick), frame.bottom}};
     drawing.line(grid, grid_colour, 1);
-    drawing.text({frame.across(tick), frame.bottom + 16}, tick_label(tick, plot.x.scale),
+    drawing.text({frame.across(tick), frame.bottom + 16},
+                 plot.x.tokens ? token_label(tick) : tick_label(tick),
                  {.anchor = SvgAnchor::middle});
   }
   drawing.outline({frame.left, frame.top}, frame.right - frame.left, frame.bottom - frame.top,
@@ -241,7 +252,7 @@ inline void draw_mark(SvgDrawing& drawing, PlotMark const& mark, PlotFrame const
   SvgPoint const at = frame.place(mark.at);
   bool const words_before = at.x > (frame.left + frame.right) / 2;
   drawing.dot(at, 4, mark.colour);
-  drawing.text({at.x + (words_before ? -8 : 8), at.y + 4}, mark.label,
+  drawing.text({at.x + (words_before ? -8 : 8), at.y + mark.down}, mark.label,
                {.anchor = words_before ? SvgAnchor::end : SvgAnchor::start, .colour = mark.colour});
 }
 

@@ -25,7 +25,7 @@ inline constexpr OptionSpec search_options[] = {
     {"--config", "FILE", "config.json that says how many it has"},
     {"--shared", "K", "layers that are to share, or:"},
     {"--full-ratio", "R", "part of the layers that stays full, 0.25 or 1/4; rounded up to layers"},
-    {"--evaluator", "COMMAND", "command for /bin/sh that answers with losses (see below)"},
+    {"--evaluator", "COMMAND", "command for /bin/sh that answers with losses, as above"},
     {"--log", "FILE", "every loss is written here at once; the search can go on from it"},
     {"--resume", "", "go on from --log, or begin if there is no such file"},
     {"--name", "TEXT", "what the losses are of, kept in the log (default: the command)"},

@@ -218,10 +218,10 @@ TEST_CASE("CFG-OTHER: layers, share groups and the model, FLOPs and bytes, of ea
 }
 
 TEST_CASE("CFG-OTHER: a share group of GLM-5.2 costs its full layer and its readers") {
-  auto const [model, plan] = glm52();
-  CountedRows const row = decoded_row(model, 1 << 20);
+  io::LoadedConfig const config = glm52();
+  CountedRows const row = decoded_row(config.model, 1 << 20);
   auto const group = [&](std::int32_t source) {
-    return share_group_flops(model, plan, source, row, CoreForm::absorbed);
+    return share_group_flops(config.model, config.plan, source, row, CoreForm::absorbed);
   };
   CHECK(group(0).index_scoring == 8192.0 * (1 << 20));
   CHECK(group(0).attention_core == 285212672.0);

@@ -54,6 +54,16 @@ std::string row_refusal(MadeSelections const& made) {
   return read.error().message();
 }
 
+/// Range by range from the last one, on the calling thread.
+struct BackwardFor {
+  static constexpr int concurrency() noexcept { return 1; }
+  template <class F>
+  void operator()(index_t count, F const& f) const noexcept {
+    for (index_t i = count; i > 0; --i) f(i - 1, i, 0);
+  }
+};
+static_assert(ParallelFor<BackwardFor>);
+
 /// A file that says what is given here, with a selection of layer 1: 2 rows of 3.
 SafetensorsWriter small_file(std::string const& format = "indexshare-selections-1",
                              std::string const& layers = "4", std::string const& top_k = "3") {
@@ -223,13 +233,16 @@ TEST_CASE("Overlap of a file: of several faults the first row's is reported, on 
   auto made = test::random_selections(90, 40, 700, 3000, true, 3);
   for (index_t const row : {11, 17, 30, 38}) made.at(40, row, 5) = -7;
   SelectionFile const file = file_of(made.writer());
+  std::string const first = "selection.layer.40: got entry -7 in row 11,";
   for (int const threads : {1, 2, 7}) {
     programs::ThreadPool pool(threads);
     auto const counts = io::count_overlap(file, {}, programs::PoolFor{&pool});
     REQUIRE_FALSE(counts.has_value());
-    CHECK_THAT(counts.error().message(),
-               ContainsSubstring("selection.layer.40: got entry -7 in row 11,"));
+    CHECK_THAT(counts.error().message(), ContainsSubstring(first));
   }
+  auto const backward = io::count_overlap(file, {}, BackwardFor{});
+  REQUIRE_FALSE(backward.has_value());
+  CHECK_THAT(backward.error().message(), ContainsSubstring(first));
 }
 
 TEST_CASE("Overlap of a file: no rows, and data at an odd address") {

@@ -33,15 +33,16 @@ struct State {
       : memory(SelectionState<Space::host>::size(Rows{rows}, TopK{top_k})),
         state(*SelectionState<Space::host>::make(memory.get(), Rows{rows}, TopK{top_k})) {}
 
-  /// As the layer would leave it. @param rows  the picks of each
+  /// As a layer may leave it. @param rows  the picks of each
   void fill(std::int32_t layer, std::vector<std::vector<position_t>> const& rows) {
     auto const count = static_cast<index_t>(rows.size());
     auto const view = state.selection(count);
     for (index_t row = 0; row < count; ++row) {
       auto const& picks = rows[static_cast<std::size_t>(row)];
       view.counts(row) = static_cast<position_t>(picks.size());
-      for (std::size_t i = 0; i < picks.size(); ++i) {
-        view.indices(row, static_cast<index_t>(i)) = picks[i];
+      for (index_t i = 0; i < view.indices.extent(1); ++i) {
+        bool const counts = i < view.counts(row);  // what lies behind is not to be read
+        view.indices(row, i) = counts ? picks[static_cast<std::size_t>(i)] : 77;
       }
     }
     state.set_tag({{0, 0}, static_cast<std::int32_t>(rows.size()), layer});
