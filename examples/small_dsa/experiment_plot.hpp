@@ -24,29 +24,30 @@ struct RuleLook {
   char const* rule;  ///< in the JSON
   char const* name;  ///< in the legend
   std::size_t colour;
+  double beside;  ///< how far its points stand beside their place, so that none covers another
 };
 
 inline constexpr RuleLook rule_looks[] = {
-    {"uniform_paper", "uniform, layer % r == 0 (paper)", 1},
-    {"uniform_patches", "uniform, (layer - 1) % r == 0 (patches)", 3},
-    {"similarity", "highest overlap with the source (dynamic programming)", 2},
-    {"random_where_shared", "searched, but random keys where it shares", 4},
+    {"uniform_paper", "uniform, layer % r == 0 (paper)", 1, -0.18},
+    {"uniform_patches", "uniform, (layer - 1) % r == 0 (patches)", 3, -0.18},
+    {"similarity", "highest overlap with the source (dynamic programming)", 2, 0.18},
+    {"random_where_shared", "searched, but random keys where it shares", 4, 0.09},
 };
 
 inline double loss_of(nlohmann::json const& entry) {
   return entry.at("held_out").at("loss").get<double>();
 }
 
-/// Points without a line: x is the number of shared layers.
+/// Points without a line: x is the number of shared layers, and `beside`.
 inline programs::PlotSeries points_of(nlohmann::json const& experiment, char const* list,
-                                      char const* rule) {
+                                      char const* rule, double beside) {
   programs::PlotSeries series;
   series.stroke = 0;
   for (auto const& budget : experiment.at("budgets")) {
     double const shared =
         experiment.at("layers").get<double>() - budget.at("full_layers").get<double>();
     for (auto const& entry : budget.at(list)) {
-      if (entry.at("rule") == rule) series.points.push_back({shared, loss_of(entry)});
+      if (entry.at("rule") == rule) series.points.push_back({shared + beside, loss_of(entry)});
     }
   }
   return series;
@@ -84,21 +85,21 @@ inline programs::PlotSeries rule_line(programs::SvgPoint from, programs::SvgPoin
 inline programs::LinePlot panel(nlohmann::json const& experiment) {
   programs::LinePlot plot;
   auto const layers = experiment.at("layers").get<double>();
-  plot.title = "Loss of the small model " + experiment.at("model").get<std::string>() +
-               " against the layers that share";
+  plot.title = "Small model " + experiment.at("model").get<std::string>() +
+               ": loss against the number of layers that share";
   plot.x.title = "shared layers of " + std::to_string(static_cast<int>(layers));
   plot.y.title = "loss, nats per query";
   plot.y.from_zero = true;
   auto const random = loss_of(experiment.at("random_selection"));
   plot.series.push_back(rule_line({0, random}, {layers - 1, random}, "random keys in every layer"));
   double highest = random;
-  programs::PlotSeries random_patterns = points_of(experiment, "random_patterns", "random");
+  programs::PlotSeries random_patterns = points_of(experiment, "random_patterns", "random", -0.09);
   random_patterns.name = "random patterns";
   random_patterns.colour = "#aaa";
   random_patterns.dot_radius = 2;
   plot.series.push_back(random_patterns);
   for (RuleLook const& look : rule_looks) {
-    programs::PlotSeries series = points_of(experiment, "rules", look.rule);
+    programs::PlotSeries series = points_of(experiment, "rules", look.rule, look.beside);
     series.name = look.name;
     series.colour = std::string(programs::plot_colour(look.colour));
     series.dot_radius = 4;

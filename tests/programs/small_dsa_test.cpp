@@ -129,6 +129,33 @@ TEST_CASE("scores do not depend on threads, on neighbours or on what is kept") {
   }
 }
 
+TEST_CASE("random selections differ between layers, sequences and rows") {
+  TinyModel const tiny;
+  programs::ThreadPool pool(1);
+  Evaluator evaluator(*tiny.model, some_sequences(2), pool);
+  auto const selections = evaluator.selections(choices("RRSR"));
+  REQUIRE(selections.has_value());
+  constexpr std::size_t top_k = 3, tokens = 14;
+  auto const layer = [&](std::size_t sequence, std::size_t number) {
+    auto const begin =
+        (*selections)[sequence].begin() + static_cast<std::ptrdiff_t>(number * tokens * top_k);
+    return std::vector<position_t>(begin, begin + tokens * top_k);
+  };
+  CHECK(layer(0, 0) != layer(0, 1));
+  CHECK(layer(0, 2) == layer(0, 1));
+  CHECK(layer(0, 3) != layer(0, 1));
+  CHECK(layer(0, 0) != layer(1, 0));
+  std::set<std::vector<position_t>> rows;
+  for (std::size_t row = top_k; row < tokens; ++row) {
+    std::vector<position_t> picks;
+    for (std::size_t i = 0; i < top_k; ++i) picks.push_back(layer(0, 0)[row * top_k + i]);
+    CHECK(std::set(picks.begin(), picks.end()).size() == top_k);
+    CHECK((picks.front() >= 0 && picks.back() <= static_cast<position_t>(row)));
+    rows.insert(picks);
+  }
+  CHECK(rows.size() > 5);
+}
+
 TEST_CASE("layers that agree with what is kept are not run again") {
   TinyModel const tiny;
   programs::ThreadPool pool(1);
@@ -342,13 +369,21 @@ TEST_CASE("small_dsa experiment compares patterns of equal numbers of full layer
   for (auto const& budget : json["budgets"]) {
     full.push_back(budget["full_layers"]);
     std::set<std::string> rules;
+    std::string searched;
     for (auto const& entry : budget["rules"]) {
       std::string const rule = entry["rule"];
       rules.insert(rule);
       std::string const pattern = check_entry(entry);
       CHECK(std::count(pattern.begin(), pattern.end(), 'F') ==
             static_cast<std::ptrdiff_t>(full.back()));
-      if (rule == "searched") CHECK(pattern == json["steps"][7 - full.back()]["pattern"]);
+      if (rule == "searched") {
+        CHECK(pattern == json["steps"][7 - full.back()]["pattern"]);
+        searched = pattern;
+      }
+      if (rule == "random_where_shared") {
+        std::replace(searched.begin(), searched.end(), 'S', 'R');
+        CHECK(pattern == searched);
+      }
     }
     CHECK(rules.contains("searched"));
     CHECK(rules.contains("similarity"));
