@@ -44,6 +44,7 @@ std::vector<Case> score_cases();
 std::vector<Case> topk_cases();
 std::vector<Case> attention_cases();
 std::vector<Case> layer_cases();
+std::vector<Case> overlap_cases();
 
 inline void require(bool right, char const* what) {
   if (!right) throw std::runtime_error(std::string("wrong result: ") + what);

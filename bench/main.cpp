@@ -127,8 +127,8 @@ class Runner {
 
 std::vector<Case> all_cases() {
   std::vector<Case> all;
-  for (auto const& cases :
-       {peak_cases(), score_cases(), topk_cases(), attention_cases(), layer_cases()}) {
+  for (auto const& cases : {peak_cases(), score_cases(), topk_cases(), attention_cases(),
+                            layer_cases(), overlap_cases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;

@@ -17,9 +17,10 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
-/// @file Command lines of the example programs: `--name value`, `--name=value` and flags. Every
-/// error names the option.
+/// @file Command lines of the example programs: `--name value`, `--name=value`, flags, and plain
+/// words where a program takes some. Every error names the option.
 
 namespace programs {
 
@@ -112,16 +113,26 @@ inline Parsed<NumberRange> parse_range(std::string_view option, std::string_view
   return NumberRange{*first, *last};
 }
 
+/// What becomes of a word that is neither an option nor the value of one.
+enum class PlainWords {
+  refused,
+  kept,  ///< it is one of `Arguments::words`, such as a file
+};
+
 /// A command line, taken apart. Values are checked when they are asked for.
 class Arguments {
  public:
-  /// Errors: a word that is no option, an option that is not in `specs` or is given twice, a
-  /// missing value, a value for a flag.
+  /// Errors: a word that is no option unless these are kept, an option that is not in `specs` or is
+  /// given twice, a missing value, a value for a flag.
   static Parsed<Arguments> parse(std::span<OptionSpec const> specs, int argc,
-                                 char const* const* argv) {
+                                 char const* const* argv, PlainWords plain = PlainWords::refused) {
     Arguments arguments;
     for (int i = 1; i < argc; ++i) {
       std::string_view word = argv[i];
+      if (plain == PlainWords::kept && !word.starts_with("--")) {
+        arguments.words_.emplace_back(word);
+        continue;
+      }
       std::optional<std::string_view> value;
       if (std::size_t const equals = word.find('='); equals != std::string_view::npos) {
         value = word.substr(equals + 1);
@@ -142,6 +153,9 @@ class Arguments {
     }
     return arguments;
   }
+
+  /// The words that are no options, in their order.
+  std::vector<std::string> const& words() const { return words_; }
 
   bool has(std::string_view name) const { return values_.find(name) != values_.end(); }
 
@@ -169,6 +183,7 @@ class Arguments {
     return nullptr;
   }
 
+  std::vector<std::string> words_;
   std::map<std::string, std::string, std::less<>> values_;
 };
 

@@ -2,19 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <ostream>
 #include <string>
-#include <string_view>
-#include <system_error>
-#include <utility>
 #include <vector>
 
 #include "arguments.hpp"
 #include "compare_layers.hpp"
 #include "compare_report.hpp"
+#include "output_file.hpp"
 #include "recording.hpp"
 
 namespace programs {
@@ -41,30 +37,6 @@ inline constexpr int exit_differs = 1;
 inline constexpr int exit_failed = 2;
 inline constexpr int exit_not_compared = 3;
 
-/// A command line with the words that are no option, nor the value of one, taken out.
-struct Words {
-  std::vector<std::string> files;
-  std::vector<char const*> options;
-};
-
-inline Words sort_words(int argc, char const* const* argv) {
-  Words words;
-  words.options.push_back(argv[0]);
-  bool value_follows = false;
-  for (int i = 1; i < argc; ++i) {
-    std::string_view const word = argv[i];
-    bool const option = word.starts_with("--");
-    if (option || value_follows)
-      words.options.push_back(argv[i]);
-    else
-      words.files.emplace_back(word);
-    value_follows = false;
-    for (OptionSpec const& spec : compare_options)
-      if (word == spec.name) value_follows = !spec.value.empty();
-  }
-  return words;
-}
-
 inline Parsed<CompareSettings> read_compare_settings(Arguments const& arguments) {
   CompareSettings settings;
   if (arguments.has("--tolerance")) {
@@ -89,18 +61,6 @@ inline void write_head(std::ostream& out, char const* side, Recording const& rec
   out << "\n";
 }
 
-/// Errors: `--json` would overwrite a recording, under whatever name.
-inline Parsed<bool> check_json(Arguments const& arguments, std::vector<std::string> const& files) {
-  std::string const json = arguments.text("--json");
-  for (std::string const& file : files) {
-    std::error_code none;  // a file that is not there is no recording
-    if (!json.empty() && std::filesystem::equivalent(json, file, none))
-      return reject("--json", "got " + programs::quoted(json) +
-                                  ", which is one of the recordings, expected another file");
-  }
-  return true;
-}
-
 inline int status_of(CompareReport const& report) {
   if (report.first_difference() != nullptr) return exit_differs;
   return report.complete() ? 0 : exit_not_compared;
@@ -116,32 +76,31 @@ inline int compare(int argc, char const* const* argv, std::ostream& out, std::os
     err << "error: " << one_line(message) << "\n";
     return exit_failed;
   };
-  Words const words = sort_words(argc, argv);
-  auto const arguments = Arguments::parse(compare_options, static_cast<int>(words.options.size()),
-                                          words.options.data());
+  auto const arguments = Arguments::parse(compare_options, argc, argv, PlainWords::kept);
   if (!arguments) return fail(arguments.error().message());
   if (arguments->has("--help")) {
     out << help_text("indexshare-compare A.safetensors B.safetensors", compare_purpose,
                      compare_options);
     return 0;
   }
-  if (words.files.size() != 2)
-    return fail("files: got " + std::to_string(words.files.size()) +
+  std::vector<std::string> const& files = arguments->words();
+  if (files.size() != 2)
+    return fail("files: got " + std::to_string(files.size()) +
                 ", expected two recordings, A.safetensors and B.safetensors");
   auto const settings = read_compare_settings(*arguments);
   if (!settings) return fail(settings.error().message());
-  if (auto const kept = check_json(*arguments, words.files); !kept)
+  if (auto const kept = check_output(*arguments, "--json", files, "recordings"); !kept)
     return fail(kept.error().message());
-  auto const a = Recording::open(words.files[0]);
+  auto const a = Recording::open(files[0]);
   if (!a) return fail(a.error().message());
-  auto const b = Recording::open(words.files[1]);
+  auto const b = Recording::open(files[1]);
   if (!b) return fail(b.error().message());
   auto const report = compare_recordings(*a, *b, *settings);
   if (!report) return fail(report.error().message());
   if (arguments->has("--json")) {
-    std::ofstream json(arguments->text("--json"));
-    if (!(json << comparison_json(*a, *b, *report).dump(2) << "\n" << std::flush))
-      return fail("--json: cannot write " + programs::quoted(arguments->text("--json")));
+    std::string const json = comparison_json(*a, *b, *report).dump(2) + "\n";
+    if (auto const written = write_output("--json", arguments->text("--json"), json); !written)
+      return fail(written.error().message());
   }
   write_head(out, "A", *a);
   write_head(out, "B", *b);

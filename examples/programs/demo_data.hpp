@@ -37,7 +37,9 @@ class RandomStream {
     query,
     sink,
     pages,
-    hidden
+    hidden,
+    task,              // a sequence of examples/small_dsa
+    random_selection,  // its control without an indexer
   };
 
   RandomStream(std::uint64_t seed, Use use, std::int32_t layer, Token token) : state_(seed) {

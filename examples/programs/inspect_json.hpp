@@ -9,17 +9,11 @@
 #include <cstdint>
 #include <string>
 
+#include "inspect_cost_options.hpp"
+#include "inspect_costs_json.hpp"
 #include "inspect_report.hpp"
 
 namespace programs {
-
-using ReportJson = nlohmann::ordered_json;
-
-/// A count as a whole number while it is exact.
-inline ReportJson count_json(double count) {
-  constexpr double exact_below = 9007199254740992.0;  // 2^53
-  return count < exact_below ? ReportJson(static_cast<std::int64_t>(count)) : ReportJson(count);
-}
 
 /// Trunk only; a layer without sparse attention has no source.
 inline ReportJson sources_json(indexshare::SharePlan const& plan) {
@@ -57,18 +51,6 @@ inline ReportJson indexer_rope_json(indexshare::ModelConfig const& model) {
   bool const rotates = model.indexer_rope.dims > 0;
   return {{"layout", rotates ? layout_name(model.indexer_rope.layout) : "none"},
           {"dims", {rope_begin(model), rope_end(model)}}};
-}
-
-inline ReportJson form_json(indexshare::SharingFlops const* flops) {
-  if (flops == nullptr) return {{"all_full", nullptr}, {"shared", nullptr}, {"ratio", nullptr}};
-  return {{"all_full", count_json(flops->all_full.total())},
-          {"shared", count_json(flops->shared.total())},
-          {"ratio", flops->ratio()}};
-}
-
-inline ReportJson flops_json(InspectReport const& report) {
-  return {{"absorbed", form_json(report.flops ? &report.flops->absorbed : nullptr)},
-          {"expanded", form_json(report.flops ? &report.flops->expanded : nullptr)}};
 }
 
 inline ReportJson bytes_json(InspectReport const& report) {
@@ -110,8 +92,22 @@ inline ReportJson report_json(InspectReport const& report) {
   json["rope_theta"] = model.rope.theta > 0 ? ReportJson(model.rope.theta) : ReportJson(nullptr);
   json["indexer_rope"] = indexer_rope_json(model);
   json["unsupported"] = report.unsupported;
-  json["flops"] = flops_json(report);
+  json["flops"] = forms_json(report.flops ? &*report.flops : nullptr);
+  json["cache_forms"] = {{"index_key", form_name(report.forms.index_key)},
+                         {"kv", form_name(report.forms.kv)}};
   json["bytes"] = bytes_json(report);
+  json["moved_bytes"] = report.moved ? sharing_json(*report.moved) : ReportJson(nullptr);
+  if (report.prefill) json["prefill"] = prefill_json(*report.prefill);
+  if (report.layers) {
+    json["by_layer"] = layer_list_json(report.layers->layers);
+    json["by_group"] = layer_list_json(report.layers->groups);
+  }
+  if (report.accountings) {
+    if (!report.accountings->rows.empty())
+      json["accountings"] = accountings_json(*report.accountings, plan.num_layers());
+    if (report.accountings->request.published)
+      json["published"] = published_json(*report.accountings);
+  }
   if (report.memory) json["memory"] = memory_json(*report.memory);
   return json;
 }

@@ -15,15 +15,10 @@
 #include <string_view>
 #include <vector>
 
+#include "inspect_costs.hpp"
 #include "inspect_memory.hpp"
 
 namespace programs {
-
-/// The two forms of the attention core, counted side by side.
-struct FlopsByForm {
-  indexshare::SharingFlops absorbed;
-  indexshare::SharingFlops expanded;
-};
 
 /// Everything `indexshare-inspect` shows, before it is written down. What could not be counted is
 /// absent here and has its reason in `unsupported`.
@@ -32,7 +27,12 @@ struct InspectReport {
   std::vector<indexshare::StagePlan> stages;
   std::optional<indexshare::index_t> context;  ///< visible keys that the FLOPs are counted at
   std::optional<FlopsByForm> flops;
+  CacheForms forms;
   std::optional<indexshare::CacheBytes> bytes;
+  std::optional<indexshare::SharingBytes> moved;  ///< by a token decoded at `context`
+  std::optional<PrefillReport> prefill;
+  std::optional<LayerReport> layers;
+  std::optional<AccountingReport> accountings;
   std::optional<MemoryReport> memory;
   std::vector<std::string> unsupported;
 };
@@ -76,12 +76,7 @@ inline void count_flops(InspectReport& report) {
         "flops: max_position_embeddings is not stated, nor --context given");
     return;
   }
-  auto const at = [&report](indexshare::CoreForm form) {
-    return indexshare::complete_sharing_flops(report.config.model, report.config.plan,
-                                              *report.context, form);
-  };
-  report.flops =
-      FlopsByForm{at(indexshare::CoreForm::absorbed), at(indexshare::CoreForm::expanded)};
+  report.flops = flops_by_form(report.config, indexshare::decoded_row(model, *report.context));
   if (model.family == indexshare::ModelFamily::hy_v4)
     report.unsupported.push_back(
         "flops: the count leaves out hy_v4's output gate and its hyper-connections");
@@ -89,10 +84,16 @@ inline void count_flops(InspectReport& report) {
 
 inline void count_bytes(InspectReport& report) {
   auto const& [model, plan] = report.config;
-  if (indexshare::Status const countable = indexshare::can_count_cache_bytes(model); countable.ok())
-    report.bytes = indexshare::cache_bytes_per_token(model, plan);
-  else
+  indexshare::Status const countable = indexshare::can_count_cache_bytes(model);
+  if (!countable.ok()) {
     report.unsupported.push_back(std::string("bytes: ") + countable.what);
+    return;
+  }
+  auto const [kv, index_key] = report.forms;
+  report.bytes = indexshare::cache_bytes_per_token(model, plan, kv, index_key);
+  if (report.context)
+    report.moved = indexshare::sharing_bytes(
+        model, plan, indexshare::decoded_row(model, *report.context), kv, index_key);
 }
 
 /// Plans a call, unless the model's layers cannot run. Precondition: the report has a context.
@@ -109,8 +110,12 @@ inline void add_memory(InspectReport& report, indexshare::index_t rows, std::siz
 /// @param context visible keys; absent: the model's longest context, if it states one
 inline InspectReport make_report(indexshare::io::LoadedConfig const& config,
                                  std::vector<indexshare::StageRange> const& stages,
-                                 std::optional<indexshare::index_t> context) {
-  InspectReport report{config, {}, context, {}, {}, {}, {}};
+                                 std::optional<indexshare::index_t> context,
+                                 CacheForms const& forms = {}) {
+  InspectReport report;
+  report.config = config;
+  report.context = context;
+  report.forms = forms;
   indexshare::ModelConfig const& model = config.model;
   if (!context && model.max_position_embeddings > 0) report.context = model.max_position_embeddings;
   for (indexshare::StageRange const& range : stages)

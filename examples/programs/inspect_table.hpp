@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "inspect_costs_table.hpp"
 #include "inspect_report.hpp"
 
 namespace programs {
@@ -113,24 +114,16 @@ inline void write_stage(std::ostream& out, indexshare::io::LoadedConfig const& c
   write_slots(out, config, stage);
 }
 
-inline void write_flops_row(std::ostream& out, std::string_view form,
-                            indexshare::SharingFlops const& flops) {
-  constexpr double giga = 1e9;
-  out << "  " << std::left << std::setw(14) << form << std::right << std::fixed
-      << std::setprecision(1) << std::setw(10) << flops.all_full.total() / giga << std::setw(15)
-      << flops.shared.total() / giga << std::setprecision(2) << std::setw(8) << flops.ratio()
-      << std::defaultfloat << std::setprecision(6) << "\n";
-}
-
 /// Per token, and for one request of `context` tokens.
 inline void write_bytes(std::ostream& out, indexshare::CacheBytes const& bytes,
-                        std::optional<indexshare::index_t> context) {
+                        CacheForms const& forms, std::optional<indexshare::index_t> context) {
   auto const line = [&](std::string_view name, indexshare::index_t of_token) {
     out << "  " << std::left << std::setw(22) << name << std::right << std::setw(9) << of_token;
     if (context) out << std::setw(17) << of_token * *context;
     out << "\n";
   };
-  out << "\ncache bytes, fp8 forms, without MTP\n                        per token";
+  out << "\ncache bytes, " << forms_text(forms)
+      << ", without MTP\n                        per token";
   if (context) out << std::setw(7) << "at " << *context << " tokens";
   out << "\n";
   line("index keys, all full", bytes.index_key_all_full);
@@ -141,12 +134,22 @@ inline void write_bytes(std::ostream& out, indexshare::CacheBytes const& bytes,
 inline void write_costs(std::ostream& out, InspectReport const& report) {
   if (report.flops) {
     out << "\nGFLOP per decoded token at " << *report.context
-        << " visible keys, complete count without MTP\n"
-        << "  core form       all full  this schedule   ratio\n";
-    write_flops_row(out, "absorbed", report.flops->absorbed);
-    write_flops_row(out, "expanded", report.flops->expanded);
+        << " visible keys, complete count without MTP\n";
+    write_flops(out, *report.flops);
   }
-  if (report.bytes) write_bytes(out, *report.bytes, report.context);
+  if (report.bytes) write_bytes(out, *report.bytes, report.forms, report.context);
+  if (report.moved) {
+    out << "\nMB moved per decoded token at " << *report.context << " visible keys, "
+        << forms_text(report.forms) << "\n";
+    write_moved(out, *report.moved);
+  }
+  if (report.prefill) write_prefill(out, *report.prefill, report.forms);
+  double const tokens = report.prefill ? report.prefill->rows.rows : 1;
+  if (report.layers)
+    write_layers(out, *report.layers, rows_text(report.prefill, report.context), tokens);
+  if (report.accountings)
+    write_accountings(out, *report.accountings, report.config.plan.num_layers(),
+                      rows_text(report.prefill, report.context), tokens);
 }
 
 inline void write_memory(std::ostream& out, MemoryReport const& memory) {

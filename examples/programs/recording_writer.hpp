@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <indexshare/io/safetensors_writer.hpp>
+
 #include <cstdint>
 #include <ranges>
 #include <string>
 #include <utility>
 
 #include "recording_quantities.hpp"
-#include "safetensors_writer.hpp"
 
 namespace programs {
 
 /// Collects a recording and writes it. The names are the format's: `positions`, `requests`, `rows`
 /// and the quantities of layers; `Recording` checks what was written when it reads it.
-class RecordingWriter : public SafetensorsWriter {
+class RecordingWriter : public indexshare::io::SafetensorsWriter {
  public:
   RecordingWriter() { metadata("format", std::string(recording_format)); }
 

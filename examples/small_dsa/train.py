@@ -24,8 +24,8 @@ one more hop: steps on the way to the task, not parts of it.
 Writes into the folder of --out
     config.json          the fields of a glm_moe_dsa model, and "small_dsa", the sizes of the task
     model.safetensors    the weights, fp32, with the names of such a model
-    check.safetensors    four sequences, and torch's loss over them for several schedules (F = full,
-                         S = shared: the layer uses the selection of the nearest full layer below)
+    check.safetensors    four sequences, and torch's loss of each of their queries for several schedules
+                         (F = full, S = shared: the layer uses the selection of the nearest full layer below)
 """
 
 import argparse
@@ -36,7 +36,8 @@ import time
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 KEYS, RECORDS, QUERIES, MAX_HOPS = 128, 128, 32, 4
@@ -285,10 +286,10 @@ class SmallDsa(nn.Module):
                 states.append(x)
         return states, index_losses
 
-    def loss(self, state, target):
-        """Mean cross-entropy in nats over the query rows, which are the last ones."""
+    def loss(self, state, target, reduction="mean"):
+        """Cross-entropy in nats over the query rows, which are the last ones."""
         logits = self.lm_head(self.model.norm(state[:, -target.shape[1] :]))
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction=reduction)
 
 
 # Training
@@ -391,7 +392,7 @@ def check_tensors(net):
     mode = Mode(RECORDS + QUERIES, indexers=True, sparse=True)
     for pattern in CHECK_PATTERNS:
         states, _ = net(ids, mode, pattern)
-        tensors["loss." + pattern] = net.loss(states[-1], targets[-1]).reshape(1)
+        tensors["loss." + pattern] = net.loss(states[-1], targets[-1], "none").view(CHECK_SEQUENCES, QUERIES)
     return tensors
 
 
@@ -404,17 +405,21 @@ def write_config(folder):
 def write(net, folder):
     weights = {name: x.detach().contiguous() for name, x in net.state_dict().items()}
     save_file(weights, os.path.join(folder, "model.safetensors"))
+    write_check(net, folder)
+
+
+def write_check(net, folder):
     check = check_tensors(net)
     save_file(check, os.path.join(folder, "check.safetensors"))
     for pattern in CHECK_PATTERNS:
-        print(f"{pattern}  loss {check['loss.' + pattern].item():.4f}")
+        print(f"{pattern}  loss {check['loss.' + pattern].mean().item():.4f}")
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog="What it makes and how: the head of this file."
     )
-    parser.add_argument("--seed", type=int, required=True, help="of the initial weights and the training data")
+    parser.add_argument("--seed", type=int, help="of the initial weights and the training data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the files, made if need be")
     parser.add_argument("--steps-scale", type=float, default=1.0, metavar="X",
                         help="factor on the steps of all phases (default 1; 0.005 only tries the script)")
@@ -422,7 +427,20 @@ def main():
                         help=f"steps of the indexers alone (default {WARM_UP_STEPS})")
     parser.add_argument("--warm-up-rate", type=float, default=WARM_UP_RATE, metavar="X",
                         help=f"their learning rate (default {WARM_UP_RATE})")
+    parser.add_argument("--check-only", action="store_true",
+                        help="train nothing: write check.safetensors of the weights in DIR")
     arguments = parser.parse_args()
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    if arguments.check_only:
+        net = SmallDsa()
+        try:
+            net.load_state_dict(load_file(os.path.join(arguments.out, "model.safetensors")))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            parser.error(f"--check-only: {error}")
+        return write_check(net, arguments.out)
+    if arguments.seed is None:
+        parser.error("--seed: expected the seed of a model to train")
     if not 0 < arguments.steps_scale <= 100:
         parser.error("--steps-scale: expected a number above 0, at most 100")
     if arguments.warm_up_steps < 1 or not 0 < arguments.warm_up_rate < 1:
@@ -432,8 +450,6 @@ def main():
         write_config(arguments.out)
     except OSError as error:
         parser.error(f"--out: {error}")
-    keep_freed_memory()
-    torch.set_num_threads(1)
     training = Training(arguments.seed)
     training.run(arguments.steps_scale, arguments.warm_up_steps, arguments.warm_up_rate)
     write(training.net, arguments.out)

@@ -5,7 +5,9 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include <cstdint>
+#include <cstdio>
 #include <string>
+#include <vector>
 
 #include "config_cases.hpp"
 
@@ -143,4 +145,134 @@ TEST_CASE("INT32: counts of a model far larger than any do not wrap") {
   CHECK(flops.ratio() > 1);
   CHECK(cache_bytes_per_token(model, plan).kv > 0);
   CHECK(index_weight_scale(model) > 0);
+}
+
+TEST_CASE("CFG-OTHER: a prefill is the sum of its rows, of any range") {
+  ModelConfig const model = accepted(small_glm()).model;  // index_topk 4
+  for (TokenRange const range :
+       {TokenRange{0, 0}, TokenRange{0, 1}, TokenRange{0, 3}, TokenRange{0, 4}, TokenRange{0, 5},
+        TokenRange{2, 4}, TokenRange{3, 9}, TokenRange{4, 9}, TokenRange{5, 9}, TokenRange{7, 7},
+        TokenRange{0, 1000}}) {
+    CAPTURE(range.first, range.last);
+    CountedRows by_row;
+    CompleteFlops flops;
+    MovedBytes bytes;
+    for (index_t position = range.first; position < range.last; ++position) {
+      index_t const keys = position + 1;
+      by_row.rows += 1;
+      by_row.visible_keys += static_cast<double>(keys);
+      by_row.attended_keys += static_cast<double>(keys < 4 ? keys : 4);
+      flops += complete_decode_flops(model, 3, keys, CoreForm::expanded);
+      bytes += moved_bytes(model, 3, decoded_row(model, keys));
+    }
+    CountedRows const rows = prefilled_rows(model, range);
+    CHECK(rows == by_row);
+    CHECK(complete_flops(model, 3, rows, CoreForm::expanded).total() == flops.total());
+    CHECK(moved_bytes(model, 3, rows).total() == bytes.total());
+  }
+}
+
+TEST_CASE("CFG-OTHER: the whole prefill of a million tokens, exact and by its mean context") {
+  auto const [model, plan] = glm52();
+  CountedRows const rows = prefilled_rows(model, {0, 1 << 20});
+  CHECK(rows.visible_keys == 549756338176.0);  // 2^19 * (2^20 + 1)
+  CHECK(rows.attended_keys == 2145387520.0);   // 2^20 * 2048 less the 2047 * 2048 / 2 too few
+  SharingFlops const flops = complete_sharing_flops(model, plan, rows, CoreForm::absorbed);
+  CHECK(flops.all_full.total() / rows.rows / 1e9 == Approx(438.9).margin(0.05));
+  CHECK(flops.shared.total() / rows.rows / 1e9 == Approx(193.0).margin(0.05));
+  CHECK(flops.ratio() == Approx(2.274).margin(0.0005));
+  FlopsByIndexers const mean =
+      accounted_flops(Accounting::half_context, model, decoded_row(model, 1 << 20));
+  CHECK(mean.total(21) != flops.shared.total() / rows.rows);  // about, not exactly
+  CHECK(mean.total(21) == Approx(flops.shared.total() / rows.rows).epsilon(1e-3));
+  // The longest that positions can name: no sum wraps.
+  CHECK(prefilled_rows(model, {0, index_t{1} << 31}).visible_keys == 0x1p61 + 0x1p30);
+}
+
+TEST_CASE("CFG-OTHER: layers, share groups and the model, FLOPs and bytes, of each family") {
+  for (Json const& config :
+       {small_glm(), small_deepseek(), small_hy_v4(), json_file("configs/GLM-5.2.json")}) {
+    CAPTURE(config["model_type"].get<std::string>());
+    auto const [model, plan] = accepted(config);
+    REQUIRE(can_count_complete(model).ok());
+    for (CountedRows const& rows : {decoded_row(model, 3000), prefilled_rows(model, {1, 700})}) {
+      CompleteFlops layers;
+      MovedBytes bytes;
+      for (std::int32_t layer = 0; layer < plan.num_layers(); ++layer) {
+        CompleteFlops const one = layer_flops(model, plan, layer, rows, CoreForm::absorbed);
+        CHECK((one.index_scoring > 0) == plan.is_full(layer));
+        layers += one;
+        bytes += layer_moved_bytes(model, plan, layer, rows);
+      }
+      CompleteFlops groups;
+      for (std::int32_t const source : plan.full_layers())
+        groups += share_group_flops(model, plan, source, rows, CoreForm::absorbed);
+      layers.output_head = groups.output_head = rows.rows * output_head_flops(model);
+      double const whole =
+          complete_flops(model, plan.full_layers().count(), rows, CoreForm::absorbed).total();
+      CHECK(layers.total() == Approx(whole).epsilon(1e-12));
+      CHECK(groups.total() == Approx(whole).epsilon(1e-12));
+      CHECK(bytes.total() == sharing_bytes(model, plan, rows).shared.total());
+    }
+  }
+}
+
+TEST_CASE("CFG-OTHER: a share group of GLM-5.2 costs its full layer and its readers") {
+  io::LoadedConfig const config = glm52();
+  CountedRows const row = decoded_row(config.model, 1 << 20);
+  auto const group = [&](std::int32_t source) {
+    return share_group_flops(config.model, config.plan, source, row, CoreForm::absorbed);
+  };
+  CHECK(group(0).index_scoring == 8192.0 * (1 << 20));
+  CHECK(group(0).attention_core == 285212672.0);
+  CHECK(group(74).index_scoring == 8192.0 * (1 << 20));
+  CHECK(group(74).attention_core == 4 * 285212672.0);
+  CHECK(group(74).attention_projections == 4 * 2.0 * 165019648);
+  CHECK(group(2).feed_forward == 2.0 * 226492416 + 3 * 2.0 * 341311488);
+}
+
+TEST_CASE("CFG-OTHER: accountings that round to a published ratio") {
+  ModelConfig const model = glm52().model;
+  auto const found = [&](PublishedRatio const& published, std::vector<double> const& full_layers,
+                         double active) {
+    std::vector<std::string> lines;
+    for_each_accounting_of(published, model, decoded_row(model, 1 << 20), full_layers, active,
+                           [&](AccountingName const& named, double full, double ratio) {
+                             char text[80];
+                             std::snprintf(text, sizeof text, "%s %g %.3f", named.name, full,
+                                           ratio);
+                             lines.push_back(text);
+                           });
+    return lines;
+  };
+  CHECK(found({2.9, 1}, {21, 19.5, 20, 22}, 40e9) ==
+        std::vector<std::string>{
+            "complete-absorbed 19.5 2.863", "complete-absorbed-reduction 19.5 2.871",
+            "complete-expanded 19.5 2.948", "complete-expanded 20 2.900", "no-core 21 2.880",
+            "active-parameters 21 2.880", "active-parameters-core 19.5 2.863", "no-head 19.5 2.876",
+            "no-core-no-head 21 2.894"});
+  CHECK(found({2.73, 2}, {21}, 0) == std::vector<std::string>{"complete-absorbed 21 2.732"});
+  CHECK(found({2.7, 1}, {21}, 0) == std::vector<std::string>{"complete-absorbed 21 2.732",
+                                                             "complete-absorbed-reduction 21 2.740",
+                                                             "no-head 21 2.744"});
+  CHECK(found({9.9, 1}, {21, 20}, 40e9).empty());
+}
+
+TEST_CASE("CFG-OTHER: a ratio is rounded once") {
+  CHECK(rounds_to(2.85, {2.9, 1}));
+  CHECK_FALSE(rounds_to(2.8499, {2.9, 1}));  // 2.85 with two digits
+  CHECK(rounds_to(2.9499, {2.9, 1}));
+  CHECK_FALSE(rounds_to(2.95, {2.9, 1}));
+  CHECK(rounds_to(3.4, {3, 0}));
+  CHECK_FALSE(rounds_to(2.9, {2.90001, 5}));
+}
+
+TEST_CASE("CFG-OTHER: names of accountings are those of the enumeration, each once") {
+  int number = 0;
+  for (AccountingName const& named : accounting_names) {
+    CHECK(static_cast<int>(named.accounting) == number++);
+    for (AccountingName const& other : accounting_names)
+      CHECK((&named == &other) == (std::string(named.name) == other.name));
+  }
+  CHECK(number == static_cast<int>(Accounting::half_context) + 1);
 }

@@ -78,3 +78,14 @@ TEST_CASE("CFG-OTHER: the help lists every option") {
   for (OptionSpec const& option : options)
     CHECK(text.find("  " + std::string(option.name)) != std::string::npos);
 }
+
+TEST_CASE("CFG-OTHER: plain words are kept where a program takes some") {
+  std::vector<char const*> const line{"program", "a=1", "--size", "3", "b", "--fast", "c"};
+  auto const arguments =
+      Arguments::parse(options, static_cast<int>(line.size()), line.data(), PlainWords::kept);
+  REQUIRE(arguments.has_value());
+  CHECK(arguments->words() == std::vector<std::string>{"a=1", "b", "c"});
+  CHECK(arguments->text("--size") == "3");
+  CHECK(arguments->has("--fast"));
+  CHECK_FALSE(parse({"--fast", "c"}).has_value());
+}

@@ -3,9 +3,11 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -259,4 +261,155 @@ TEST_CASE("MEM: inspect shows cache bytes per token and of a whole context") {
   CHECK(mentions(out, "index keys, all full      10296       1349517312"));
   CHECK(mentions(out, "index keys                 2772        363331584"));
   CHECK(mentions(out, "KV (sharing or not)       51168       6706692096"));
+}
+
+TEST_CASE("CFG-OTHER: inspect counts the bytes that a decoded token moves, in the forms given") {
+  Json const moved = report_of(glm52)["moved_bytes"];
+  CHECK(moved["all_full"]["index_keys"] == 10796138496);
+  CHECK(moved["shared"]["index_keys"] == 2906652672);
+  CHECK(moved["shared"]["scores"] == 21 * 8 * 1048576LL);
+  CHECK(moved["shared"]["kv"] == 78 * 2048 * 656LL);
+  CHECK(moved["ratio"].get<double>() == Approx(3.63).margin(0.005));
+  Json const plain = report_of(glm52, {"--kv", "fp8-576"});
+  CHECK(plain["bytes"]["kv"] == 44928);
+  CHECK(plain["cache_forms"] == Json({{"index_key", "fp8"}, {"kv", "fp8-576"}}));
+  Json const wide = report_of(glm52, {"--kv=bf16", "--index-key=f16", "--context=128K"});
+  CHECK(wide["bytes"]["kv"] == 89856);
+  CHECK(wide["moved_bytes"]["shared"]["index_keys"] == 672 * 1048576);
+  Outcome const table = inspect_file(glm52, {"--kv", "bf16"});
+  CHECK(mentions(table.out, "cache bytes, fp8 index keys, bf16 KV"));
+  CHECK(mentions(table.out, "  index keys       10796.1         2906.7    3.71"));
+  CHECK(mentions(error_of(inspect_file(glm52, {"--kv", "fp8"})), "--kv: got \"fp8\""));
+  CHECK(mentions(error_of(inspect_file(glm52, {"--kv", "fp8"})), "fp8-656, fp8-576, bf16"));
+  CHECK(error_of(inspect_file(glm52, {"--index-key", "e4m3"})).starts_with("error: --index-key: "));
+}
+
+TEST_CASE("CFG-OTHER: inspect counts a prefill row by row") {
+  Json const whole = report_of(glm52, {"--prefill", "0:1M"})["prefill"];
+  CHECK(whole["visible_keys"] == 549756338176);
+  CHECK(whole["flops"]["absorbed"]["ratio"].get<double>() == Approx(2.274).margin(0.0005));
+  Json const chunk = report_of(glm52, {"--prefill", "1000:3000"})["prefill"];
+  CHECK(chunk["first"] == 1000);
+  CHECK(chunk["last"] == 3000);
+  CHECK(chunk["visible_keys"] == 2000 * 4001 / 2);
+  CHECK(chunk["attended_keys"] == 1048 * (1001 + 2048) / 2 + 952 * 2048);
+  CHECK(chunk["moved_bytes"]["shared"]["index_keys"] == 21 * 132 * 4001000LL);
+  std::string const out = inspect_file(glm52, {"--prefill", "0:1M"}).out;
+  CHECK(mentions(out, "GFLOP per token of a prefill of tokens 0..1048575"));
+  CHECK(mentions(out, "absorbed           438.9          193.0    2.27"));
+  for (char const* range : {"5", "5:5", "7:5", "-1:5", "0:3000M", "a:b", ""})
+    CHECK(error_of(inspect_file(glm52, {"--prefill", range})).starts_with("error: --prefill: "));
+}
+
+TEST_CASE("CFG-OTHER: inspect shows layers and share groups") {
+  Json const report = report_of(glm52, {"--layers"});
+  REQUIRE(report["by_layer"].size() == 78);
+  REQUIRE(report["by_group"].size() == 21);
+  Json const& full = report["by_layer"][6];
+  CHECK(full["source"] == 6);
+  CHECK(full["flops"]["index_scoring"] == 8192 * 1048576LL);
+  CHECK(full["cache_bytes"] == Json({{"index_key", 132}, {"kv", 656}}));
+  Json const& shared = report["by_layer"][9];
+  CHECK(shared["source"] == 6);
+  CHECK(shared["flops"]["index_scoring"] == 0);
+  CHECK(shared["cache_bytes"] == Json({{"index_key", 0}, {"kv", 656}}));
+  Json const& group = report["by_group"][3];
+  CHECK(group["layer"] == 6);
+  CHECK(group["layers"] == 4);
+  CHECK(group["cache_bytes"] == Json({{"index_key", 132}, {"kv", 4 * 656}}));
+  CHECK(group["moved_bytes"]["kv"] == 4 * 2048 * 656);
+  double total = report["flops"]["absorbed"]["shared"].get<double>() - 2.0 * 154880 * 6144;
+  for (Json const& one : report["by_group"]) total -= one["flops"]["total"].get<double>();
+  CHECK(std::abs(total) < 1);
+  Json const prefill = report_of(glm52, {"--layers", "--prefill", "0:10"});
+  CHECK(prefill["by_layer"][6]["flops"]["index_scoring"] == 8192 * 55);
+  CHECK(mentions(inspect_file(glm52, {"--layers"}).out, "by layer, absorbed core"));
+  CHECK_FALSE(report_of(glm52).contains("by_layer"));
+}
+
+TEST_CASE("CFG-OTHER: inspect lists accountings, and those that give a published ratio") {
+  std::vector<std::string> const words{
+      "--accounting",        "all",  "--indexers",  "21,19.5,20,22",
+      "--active-parameters", "40e9", "--published", "2.9"};
+  Json const report = report_of(glm52, words);
+  REQUIRE(report["accountings"].size() == 13);
+  CHECK(report["accountings"][3]["name"] == "no-core");
+  CHECK(report["accountings"][3]["indexers"][0]["ratio"].get<double>() ==
+        Approx(2.880).margin(0.0005));
+  Json const& matches = report["published"]["given_by"];
+  CHECK(report["published"]["decimals"] == 1);
+  std::vector<std::string> found;
+  for (Json const& match : matches)
+    found.push_back(match["name"].get<std::string>() + " " + match["full_layers"].dump());
+  for (char const* expected : {"no-core 21.0", "complete-absorbed 19.5", "complete-expanded 20.0",
+                               "active-parameters 21.0"})
+    CHECK(std::count(found.begin(), found.end(), expected) == 1);
+  for (char const* other : {"complete-absorbed 21.0", "complete-expanded 21.0"})
+    CHECK(std::count(found.begin(), found.end(), other) == 0);
+  std::string const out = inspect_file(glm52, words).out;
+  CHECK(mentions(out, "that give 2.9, rounded once\n"));
+  CHECK(mentions(out, "  78 : 21      2.880  no-core: "));
+
+  Json const one = report_of(glm52, {"--accounting", "no-head"});
+  REQUIRE(one["accountings"].size() == 1);
+  REQUIRE(one["accountings"][0]["indexers"].size() == 3);  // 21, 19.5, 20
+  CHECK(one["accountings"][0]["indexers"][1]["full_layers"] == 19.5);
+  CHECK_FALSE(one.contains("published"));
+  CHECK(report_of(glm52, {"--accounting", "all"})["accountings"].size() == 11);
+  CHECK(mentions(inspect_file(glm52, {"--published", "9.9"}).out, "rounded once: none\n"));
+}
+
+TEST_CASE("CFG-OTHER: options for costs that are wrong are named") {
+  auto const refused = [](std::vector<std::string> const& words, std::string const& option,
+                          std::string const& reason = "") {
+    CAPTURE(words);
+    std::string const line = error_of(inspect_file(glm52, words));
+    CHECK(line.starts_with("error: " + option + ": "));
+    CHECK(mentions(line, reason));
+  };
+  refused({"--accounting", "everything"}, "--accounting", "no-core-no-head");
+  refused({"--accounting", "active-parameters"}, "--active-parameters", "missing");
+  refused({"--indexers", "21"}, "--indexers", "--accounting");
+  refused({"--active-parameters", "40e9"}, "--active-parameters", "--accounting");
+  for (char const* counts : {"", "0", "0.5", "79", "21,", "a", "21;20"})
+    refused({"--published", "2.9", "--indexers", counts}, "--indexers", "from 1 to 78");
+  for (char const* ratio : {"", "0.5", "2,9", "2.9x", "1e1", "nan", "2.9.1", "2.1234567"})
+    refused({"--published", ratio}, "--published", "such as 2.9");
+  refused({"--accounting", "all", "--active-parameters", "40B"}, "--active-parameters");
+  refused({"--context", "8K", "--svg", "x.svg"}, "--svg", "16K");
+  refused({"--svg", data_file("configs/" + glm52)}, "--svg", "one of the inputs");
+  refused({"--svg", "/nonexistent/x.svg"}, "--svg", "\"/nonexistent/x.svg\"");
+  for (char const* option : {"--layers", "--prefill=0:5", "--accounting=all", "--published=2.9",
+                             "--svg=/nonexistent/x.svg"})
+    CHECK(mentions(error_of(inspect_file(flash, {option})), "linear-attention"));
+  Json config = json_file("configs/" + glm52);
+  config.erase("max_position_embeddings");
+  std::string const file =
+      (std::filesystem::temp_directory_path() / "indexshare_inspect_length.json").string();
+  std::ofstream(file) << config.dump();
+  CHECK(error_of(inspect({"--config", file, "--layers"})).starts_with("error: --context: missing"));
+  CHECK(inspect({"--config", file, "--layers", "--prefill", "0:5"}).status == 0);
+  std::remove(file.c_str());
+}
+
+TEST_CASE("CFG-OTHER: inspect draws costs against the context") {
+  auto const directory = std::filesystem::temp_directory_path() / "indexshare_inspect_svg";
+  std::filesystem::create_directories(directory);
+  std::string const file = (directory / "costs.svg").string();
+  std::ofstream(file) << "an older drawing";
+  Outcome const outcome = inspect_file(glm52, {"--svg", file});
+  CHECK(outcome.status == 0);
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  std::string const drawing = text.str();
+  CHECK(drawing.starts_with("<svg "));
+  CHECK(drawing.ends_with("</svg>\n"));
+  for (char const* words : {">8K<", ">1M<", "visible keys", "GFLOP", "GB: fp8 index keys",
+                            ">2.73x less<", ">3.63x less<", "21 of 78 layers"})
+    CHECK(mentions(drawing, words));
+  CHECK(std::distance(std::filesystem::directory_iterator(directory), {}) == 1);  // nothing beside
+  std::ostringstream committed;
+  committed << std::ifstream(data_file("../docs/accounting.svg")).rdbuf();
+  CHECK(committed.str() == drawing);
+  std::filesystem::remove_all(directory);
 }

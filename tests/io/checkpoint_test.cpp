@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <indexshare/io/checkpoint.hpp>
+#include <indexshare/io/safetensors_writer.hpp>
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_files.hpp"
-#include "safetensors_writer.hpp"
 
 #include <cstring>
 #include <filesystem>
@@ -26,7 +26,7 @@ std::string const index_name = "model.safetensors.index.json";
 
 /// A file with the named tensors, each the one float 1, 2, ...
 std::string file_with(std::vector<std::string> const& names) {
-  programs::SafetensorsWriter writer;
+  indexshare::io::SafetensorsWriter writer;
   float value = 0;
   for (std::string const& name : names) writer.add(name, {1}, std::vector<float>{++value});
   return writer.bytes().value();

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <indexshare/element.hpp>
+#include <indexshare/io/safetensors_writer.hpp>
 #include <indexshare/model_config.hpp>
 #include <indexshare/share_plan.hpp>
 
 #include <nlohmann/json.hpp>
 
 #include "random.hpp"
-#include "safetensors_writer.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -169,7 +169,7 @@ class CheckpointFiles {
 
   /// One model.safetensors.
   std::string single_file() const {
-    programs::SafetensorsWriter writer;
+    indexshare::io::SafetensorsWriter writer;
     for (auto const& [name, tensor] : tensors_) add_to(writer, name, tensor);
     return value_of(writer.bytes());
   }
@@ -180,7 +180,7 @@ class CheckpointFiles {
 
   /// Shards and their index; neighbours in the order of names share a shard.
   void write_shards(TempDirectory const& directory, std::size_t shards) const {
-    std::vector<programs::SafetensorsWriter> writers(shards);
+    std::vector<indexshare::io::SafetensorsWriter> writers(shards);
     nlohmann::json index = {{"metadata", {{"total_size", 1}}},  // as wrong as nobody checks
                             {"weight_map", nlohmann::json::object()}};
     std::size_t number = 0;
@@ -265,12 +265,12 @@ class CheckpointFiles {
     return tensor;
   }
 
-  static void add_to(programs::SafetensorsWriter& writer, std::string const& name,
+  static void add_to(indexshare::io::SafetensorsWriter& writer, std::string const& name,
                      FileTensor const& tensor) {
     writer.add(name, tensor.dtype, tensor.shape, std::as_bytes(std::span(tensor.bytes)));
   }
 
-  static std::string value_of(programs::SafetensorsWriter::Expected<std::string> bytes) {
+  static std::string value_of(indexshare::io::SafetensorsWriter::Expected<std::string> bytes) {
     if (!bytes) throw std::runtime_error(bytes.error().message());
     return std::move(*bytes);
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <indexshare/dims.hpp>
+#include <indexshare/io/detail/replace_file.hpp>
 #include <indexshare/io/safetensors_format.hpp>
 
 #include <cuda/std/expected>
@@ -8,23 +10,23 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
+#include <ostream>
 #include <ranges>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 /// @file Writes safetensors files.
 
-namespace programs {
+namespace indexshare {
+inline namespace v0 {
+namespace io {
 
 /// Collects tensors and writes them as one safetensors file. The same content gives the same bytes,
 /// in whatever order it was added: wide element types come first, then the order is by name. So
@@ -34,10 +36,10 @@ namespace programs {
 /// and reported by `bytes` and `write`; the first one counts.
 class SafetensorsWriter {
  public:
-  using Error = indexshare::io::SafetensorsError;
+  using Error = SafetensorsError;
   template <class T>
   using Expected = cuda::std::expected<T, Error>;
-  using Shape = std::vector<indexshare::index_t>;
+  using Shape = std::vector<index_t>;
 
   /// Sets a text of the file's `__metadata__`; the last one of a key counts.
   void metadata(std::string const& key, std::string value) { metadata_[key] = std::move(value); }
@@ -45,17 +47,7 @@ class SafetensorsWriter {
   /// A tensor given as bytes, row-major. Copies them.
   void add(std::string const& name, std::string const& dtype, Shape shape,
            std::span<std::byte const> bytes) {
-    auto const needed = indexshare::io::safetensors_bytes(dtype, shape);
-    if (needed != bytes.size()) {
-      refuse({"", name, std::to_string(bytes.size()) + " bytes",
-              "what shape " + indexshare::io::shape_text(shape) + " of " + dtype + " takes"});
-    }
-    if (name == metadata_key || !names_.insert(name).second) {
-      refuse({"", name, "the tensor twice", "each name once"});
-    }
-    auto const bits = static_cast<int>(indexshare::io::safetensors_bits(dtype));
-    tensors_.emplace(Order{-bits, name},
-                     Tensor{dtype, std::move(shape), std::string(text_of(bytes))});
+    place(name, dtype, std::move(shape), bytes, std::string(text_of(bytes)));
   }
 
   /// A tensor given as elements, row-major. Copies them.
@@ -63,10 +55,17 @@ class SafetensorsWriter {
   template <std::ranges::contiguous_range Elements>
   void add(std::string const& name, Shape shape, Elements const& elements) {
     using T = std::remove_cv_t<std::ranges::range_value_t<Elements>>;
-    static_assert(indexshare::io::safetensors_dtype<T> != nullptr,
-                  "no safetensors name for this element type");
+    static_assert(safetensors_dtype<T> != nullptr, "no safetensors name for this element type");
     std::span<T const> const view(std::ranges::data(elements), std::ranges::size(elements));
-    add(name, indexshare::io::safetensors_dtype<T>, std::move(shape), std::as_bytes(view));
+    add(name, safetensors_dtype<T>, std::move(shape), std::as_bytes(view));
+  }
+
+  /// As `add`, without a copy: for tensors that fill the memory.
+  /// @param elements  stay as they are until the file is written
+  template <class T>
+  void add_view(std::string const& name, Shape shape, std::span<T const> elements) {
+    static_assert(safetensors_dtype<T> != nullptr, "no safetensors name for this element type");
+    place(name, safetensors_dtype<T>, std::move(shape), std::as_bytes(elements), std::nullopt);
   }
 
   bool has(std::string const& name) const { return names_.contains(name); }
@@ -75,7 +74,7 @@ class SafetensorsWriter {
   Expected<std::string> bytes(std::string const& file = "safetensors") const {
     if (error_) return refusal(file);
     std::string content = head();
-    for (auto const& [order, tensor] : tensors_) content += tensor.data;
+    for (auto const& [order, tensor] : tensors_) content += tensor.data();
     return content;
   }
 
@@ -83,23 +82,15 @@ class SafetensorsWriter {
   /// old one, and a link stays a link. Errors: a wrong call before; a file that cannot be written.
   [[nodiscard]] Expected<void> write(std::string const& path) const {
     if (error_) return refusal(path);
-    std::error_code ignored;
-    std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
-    if (target.empty()) target = path;
-    bool const replaces = !std::filesystem::exists(target, ignored) ||
-                          std::filesystem::is_regular_file(target, ignored);
-    std::filesystem::path part = target;
-    if (replaces) part += ".part";
-    std::ofstream stream(part, std::ios::binary | std::ios::trunc);
-    if (!stream) return cuda::std::unexpected<Error>(Error{path, "", "no writable file", "one"});
-    stream << head();
-    for (auto const& [order, tensor] : tensors_) stream << tensor.data;
-    stream.close();
-    std::error_code failed;
-    if (stream && replaces) std::filesystem::rename(part, target, failed);
-    if (stream && !failed) return {};
-    if (replaces) std::filesystem::remove(part, ignored);
-    return cuda::std::unexpected<Error>(Error{path, "", "a write error", "room for the file"});
+    auto const failed = detail::replace_file(path, [&, this](std::ostream& stream) {
+      stream << head();
+      for (auto const& [order, tensor] : tensors_) stream << tensor.data();
+    });
+    if (!failed) return {};
+    bool const opened = *failed == detail::ReplaceFailure::cannot_write;
+    return cuda::std::unexpected<Error>(Error{path, "",
+                                              opened ? "a write error" : "no writable file",
+                                              opened ? "room for the file" : "one"});
   }
 
  private:
@@ -108,8 +99,26 @@ class SafetensorsWriter {
   struct Tensor {
     std::string dtype;
     Shape shape;
-    std::string data;
+    std::string_view view;            // of a tensor without a copy
+    std::optional<std::string> copy;  // of the rest
+
+    std::string_view data() const { return copy ? std::string_view(*copy) : view; }
   };
+
+  void place(std::string const& name, std::string const& dtype, Shape shape,
+             std::span<std::byte const> bytes, std::optional<std::string> copy) {
+    auto const needed = safetensors_bytes(dtype, shape);
+    if (needed != bytes.size()) {
+      refuse({"", name, std::to_string(bytes.size()) + " bytes",
+              "what shape " + shape_text(shape) + " of " + dtype + " takes"});
+    }
+    if (name == metadata_key || !names_.insert(name).second) {
+      refuse({"", name, "the tensor twice", "each name once"});
+    }
+    auto const bits = static_cast<int>(safetensors_bits(dtype));
+    std::string_view const view = copy ? std::string_view() : text_of(bytes);
+    tensors_.emplace(Order{-bits, name}, Tensor{dtype, std::move(shape), view, std::move(copy)});
+  }
 
   void refuse(Error error) {
     if (!error_) error_ = std::move(error);
@@ -131,7 +140,7 @@ class SafetensorsWriter {
     std::size_t end = 0;
     for (auto const& [order, tensor] : tensors_) {
       std::size_t const begin = end;
-      end += tensor.data.size();
+      end += tensor.data().size();
       header[order.second] = {
           {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
     }
@@ -151,4 +160,6 @@ class SafetensorsWriter {
   std::optional<Error> error_;
 };
 
-}  // namespace programs
+}  // namespace io
+}  // namespace v0
+}  // namespace indexshare

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <indexshare/io/detail/replace_file.hpp>
+
+#include <filesystem>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "arguments.hpp"
+
+/// @file Files that a program writes because an option names them.
+
+namespace programs {
+
+/// Refuses an option whose file is one of the program's inputs, under whatever name.
+/// @param what  the inputs, in words
+inline Parsed<bool> check_output(Arguments const& arguments, std::string_view option,
+                                 std::vector<std::string> const& inputs, std::string_view what) {
+  std::string const output = arguments.text(option);
+  for (std::string const& input : inputs) {
+    std::error_code none;  // a file that is not there is no input
+    if (!output.empty() && std::filesystem::equivalent(output, input, none))
+      return reject(option, "got " + programs::quoted(output) + ", which is one of the " +
+                                std::string(what) + ", expected another file");
+  }
+  return true;
+}
+
+/// Writes a text to the file that `option` names, replacing one of that name once all is written:
+/// what goes wrong leaves the old one. A name such as /dev/stdout is written to as it is.
+inline Parsed<bool> write_output(std::string_view option, std::string const& path,
+                                 std::string_view text) {
+  using indexshare::io::detail::ReplaceFailure;
+  auto const failed =
+      indexshare::io::detail::replace_file(path, [&](std::ostream& stream) { stream << text; });
+  if (!failed) return true;
+  bool const begun = *failed == ReplaceFailure::cannot_write;
+  return reject(option, "cannot write " + programs::quoted(path) + (begun ? " to the end" : ""));
+}
+
+}  // namespace programs
