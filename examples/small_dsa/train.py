@@ -1,23 +1,29 @@
 #!/usr/bin/env python3
 """Trains the small DSA transformer of this folder on the CPU.
 
-The task is pointer chasing.  A sequence holds RECORDS records (key, value) in random order, in which
-every value is the key of another record; then QUERIES queries (key, number of hops).  The answer to a
-query is the key that is reached after that many hops, so a row has to find one certain record per hop
-among 128 with 16 selected tokens per row and layer, and each hop needs another record.
+The task is pointer chasing.  A sequence holds 128 records (key, value) in random order, in which every
+value is the key of another record; then 32 queries (key, number of hops, 1 to 4).  The answer to a query
+is the key that is reached after so many hops.  A row attends to 16 selected tokens per layer, so the
+indexers must find one certain record in 128 for each hop, and each hop needs another record: a selection
+that is wrong, or that comes from a layer which looks for another hop, costs several nats.
 
-    python -m venv venv && venv/bin/pip install -r requirements.txt
-    venv/bin/python train.py --seed 1 --out seed1            the model of this folder
-    venv/bin/python train.py --seed 1 --out /tmp/try --steps-scale 0.02      a quick look, untrained
+    python3 -m venv venv && venv/bin/pip install -r requirements.txt
+    venv/bin/python train.py --seed 1 --out seed1                            one model of this folder
+    venv/bin/python train.py --seed 1 --out /tmp/try --steps-scale 0.005     tries the script, trains nothing
+
+TIME
 
 Three phases, as in DeepSeek-V3.2-Exp: the trunk with dense attention; the indexers alone, by the
-divergence between the attention and the index scores (dense warm-up); both with the sparse attention,
-the indexers by the divergence over the selected tokens, on inputs that carry no gradient to the trunk.
+divergence between the attention and the softmax of the index scores (dense warm-up); both with sparse
+attention, the indexers by the divergence over the selected tokens and without a gradient to the trunk.
+The first phase begins with few records, and has a loss after every third layer, which is to have made
+one more hop: steps on the way to the task, not parts of it.
 
 Writes into the folder of --out
     config.json          the fields of a glm_moe_dsa model, and "small_dsa", the sizes of the task
     model.safetensors    the weights, fp32, with the names of such a model
-    check.safetensors    four sequences, and the loss of each of their queries for several schedules, in torch
+    check.safetensors    four sequences, and torch's loss of each of their queries for several schedules (F = full,
+                         S = shared: the layer uses the selection of the nearest full layer below)
 """
 
 import argparse
@@ -55,7 +61,7 @@ def keep_freed_memory():
     m_trim_threshold, m_mmap_threshold = -1, -3
     try:
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_mmap_threshold, 32 << 20)  # the most that every version takes
         libc.mallopt(m_trim_threshold, (1 << 31) - 1)
     except (OSError, AttributeError):
         pass  # another C library: slower, nothing else
@@ -390,10 +396,13 @@ def check_tensors(net):
     return tensors
 
 
-def write(net, folder):
+def write_config(folder):
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
         json.dump(config(), file, indent=2)
         file.write("\n")
+
+
+def write(net, folder):
     weights = {name: x.detach().contiguous() for name, x in net.state_dict().items()}
     save_file(weights, os.path.join(folder, "model.safetensors"))
     write_check(net, folder)
@@ -413,7 +422,7 @@ def main():
     parser.add_argument("--seed", type=int, help="of the initial weights and the training data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the files, made if need be")
     parser.add_argument("--steps-scale", type=float, default=1.0, metavar="X",
-                        help="factor on the steps of all phases (default 1; 0.02 only tries the script)")
+                        help="factor on the steps of all phases (default 1; 0.005 only tries the script)")
     parser.add_argument("--check-only", action="store_true",
                         help="train nothing: write check.safetensors of the weights in DIR")
     arguments = parser.parse_args()
@@ -423,9 +432,13 @@ def main():
         return write_check(net, arguments.out)
     if arguments.seed is None:
         parser.error("--seed: expected the seed of a model to train")
-    if arguments.steps_scale <= 0:
-        parser.error("--steps-scale: expected a positive number")
-    os.makedirs(arguments.out, exist_ok=True)  # before the work, not after it
+    if not 0 < arguments.steps_scale <= 100:
+        parser.error("--steps-scale: expected a number above 0, at most 100")
+    try:  # before the work, not after it
+        os.makedirs(arguments.out, exist_ok=True)
+        write_config(arguments.out)
+    except OSError as error:
+        parser.error(f"--out: {error}")
     keep_freed_memory()
     torch.set_num_threads(1)
     training = Training(arguments.seed)
