@@ -5,7 +5,7 @@
 # that costs. Installs what is missing, builds the programs, runs some minutes; a run that was stopped goes on where it was.
 #   scripts/index_sharing.sh [--sequences N] [--held-out-sequences N] [--train] [--keep]
 #     --sequences, --held-out-sequences   of small_dsa experiment
-#     --train   trains the three models anew (an hour or more; installs the pinned torch into build/venv)
+#     --train   trains the three models anew (hours; those that are there are kept; installs torch into build/venv)
 #     --keep    also puts results and drawings where the repository has them: examples/small_dsa/results, docs
 # Results: build/index_sharing, or build/index_sharing_trained with --train
 set -euo pipefail
@@ -53,6 +53,7 @@ if [[ $train == yes ]]; then
   fi
   build/venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement examples/small_dsa/requirements.txt
   for seed in 1 2 3; do
+    [[ -e $models/seed$seed/check.safetensors ]] && continue  # written last
     say "training seed $seed"
     build/venv/bin/python examples/small_dsa/train.py --seed "$seed" --out "$models/seed$seed"
   done
