@@ -99,7 +99,7 @@ inline int compare(int argc, char const* const* argv, std::ostream& out, std::os
   if (!report) return fail(report.error().message());
   if (arguments->has("--json")) {
     std::string const json = comparison_json(*a, *b, *report).dump(2) + "\n";
-    if (auto const written = write_output(*arguments, "--json", json); !written)
+    if (auto const written = write_output("--json", arguments->text("--json"), json); !written)
       return fail(written.error().message());
   }
   write_head(out, "A", *a);

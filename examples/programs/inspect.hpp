@@ -21,7 +21,6 @@
 #include "inspect_stages.hpp"
 #include "inspect_table.hpp"
 #include "output_file.hpp"
-#include "text_file.hpp"
 
 namespace programs {
 
@@ -109,8 +108,8 @@ inline Parsed<bool> write_drawing(InspectReport const& report, Arguments const& 
     return reject("--svg", "draws from 8K keys on, expected a --context of at least 16K");
   auto const apart = check_output(arguments, "--svg", {arguments.text("--config")}, "inputs");
   if (!apart) return apart;
-  return write_text_file("--svg", arguments.text("--svg"),
-                         cost_drawing(report.config, report.forms, *report.context));
+  return write_output("--svg", arguments.text("--svg"),
+                      cost_drawing(report.config, report.forms, *report.context));
 }
 
 /// What the user asked about a config that was read.

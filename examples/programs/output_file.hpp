@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <indexshare/io/detail/replace_file.hpp>
+
 #include <filesystem>
-#include <fstream>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -28,12 +30,16 @@ inline Parsed<bool> check_output(Arguments const& arguments, std::string_view op
   return true;
 }
 
-/// Writes the option's file. @pre the option is given
-inline Parsed<bool> write_output(Arguments const& arguments, std::string_view option,
-                                 std::string const& content) {
-  std::ofstream stream(arguments.text(option), std::ios::binary);
-  if (stream << content << std::flush) return true;
-  return reject(option, "cannot write " + programs::quoted(arguments.text(option)));
+/// Writes a text to the file that `option` names, replacing one of that name once all is written:
+/// what goes wrong leaves the old one. A name such as /dev/stdout is written to as it is.
+inline Parsed<bool> write_output(std::string_view option, std::string const& path,
+                                 std::string_view text) {
+  using indexshare::io::detail::ReplaceFailure;
+  auto const failed =
+      indexshare::io::detail::replace_file(path, [&](std::ostream& stream) { stream << text; });
+  if (!failed) return true;
+  bool const begun = *failed == ReplaceFailure::cannot_write;
+  return reject(option, "cannot write " + programs::quoted(path) + (begun ? " to the end" : ""));
 }
 
 }  // namespace programs

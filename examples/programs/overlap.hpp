@@ -81,9 +81,11 @@ inline Parsed<bool> write_files(Arguments const& arguments, OverlapReport const&
     // names of files need not be UTF-8
     std::string const json =
         overlap_json(report).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-    if (auto const written = write_output(arguments, "--json", json); !written) return written;
+    auto const written = write_output("--json", arguments.text("--json"), json);
+    if (!written) return written;
   }
-  if (arguments.has("--svg")) return write_output(arguments, "--svg", overlap_svg(report));
+  if (arguments.has("--svg"))
+    return write_output("--svg", arguments.text("--svg"), overlap_svg(report));
   return true;
 }
 

@@ -5,7 +5,6 @@
 #include <indexshare/io/search_log.hpp>
 #include <indexshare/io/write_schedule.hpp>
 
-#include <fstream>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -13,6 +12,7 @@
 #include "arguments.hpp"
 #include "child_process.hpp"
 #include "config_text.hpp"
+#include "output_file.hpp"
 #include "search_baselines.hpp"
 #include "search_evaluator.hpp"
 #include "search_options.hpp"
@@ -128,10 +128,9 @@ inline int search(int argc, char const* const* argv, std::ostream& out, std::ost
   auto const report = SearchRun(*settings, err).run();
   if (!report) return fail(report.error());
   if (!settings->json.empty()) {
-    std::ofstream file(settings->json, std::ios::binary | std::ios::trunc);
-    file << report_json(*report).dump(2) << "\n";
-    file.close();
-    if (!file) return fail({"--json", "cannot write " + programs::quoted(settings->json)});
+    auto const written =
+        write_output("--json", settings->json, report_json(*report).dump(2) + "\n");
+    if (!written) return fail(written.error());
   }
   write_report(out, *report);
   out.flush();

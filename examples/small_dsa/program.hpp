@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../programs/arguments.hpp"
-#include "../programs/text_file.hpp"
+#include "../programs/output_file.hpp"
 #include "experiment_plot.hpp"
 #include "experiment_report.hpp"
 #include "serve.hpp"
@@ -146,7 +146,7 @@ using Failure = std::optional<std::string>;
 
 inline Failure write_file(std::string const& option, std::string const& path,
                           std::string const& text) {
-  auto const written = programs::write_text_file(option, path, text);
+  auto const written = programs::write_output(option, path, text);
   return written ? Failure() : written.error().message();
 }
 

@@ -71,9 +71,9 @@ TEST_CASE("roles without a meaning are refused by layer", "[role_pattern]") {
   auto const no_role = RolePattern::from_roles(std::vector{full, shared, LayerRole::none});
   REQUIRE_FALSE(no_role.has_value());
   CHECK(no_role.error().layer == 2);
-  auto const no_source = RolePattern::from_roles(std::vector{shared, full});
-  REQUIRE_FALSE(no_source.has_value());
-  CHECK(no_source.error().layer == 0);
+  auto const sourceless = RolePattern::from_roles(std::vector{shared, full});
+  REQUIRE_FALSE(sourceless.has_value());
+  CHECK(sourceless.error().layer == 0);
   CHECK_FALSE(RolePattern::from_roles({}).has_value());
   std::vector<LayerRole> const many(max_schedule_layers + 1, full);
   CHECK_FALSE(RolePattern::from_roles(many).has_value());

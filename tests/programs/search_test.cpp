@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <indexshare/indexcache/search.hpp>
 #include <indexshare/io/config.hpp>
+#include <indexshare/io/pattern_text.hpp>
 #include <indexshare/io/search_log.hpp>
 
 #include <catch2/catch_get_random_seed.hpp>
@@ -140,7 +141,7 @@ TEST_CASE("a command gives the losses", "[search]") {
 TEST_CASE("what the command reads", "[search]") {
   SmallSearch const small;
   std::string const record = small.directory.file("record");
-  auto const outcome = small("tee " + record + " | { " + shell_evaluator + " }");
+  auto const outcome = small("tee " + record + " | { " + shell_evaluator + " }", {"--baselines"});
   REQUIRE(outcome.status == 0);
   std::string const text = content(record);
   CHECK(
@@ -148,6 +149,15 @@ TEST_CASE("what the command reads", "[search]") {
                        "evaluate 1 FSFFFF 1\nevaluate 2 FFSFFF 2\n"));
   SearchOutcome const expected = expected_outcome({6, 3, {}, {}});
   CHECK(contains(text, "\naccepted " + pattern_text(expected.pattern_at(1)) + "\nevaluate 6 "));
+  // The baselines come last, against the pattern that the last step began with.
+  std::string const last = pattern_text(expected.pattern_at(2));
+  std::size_t const told = text.find("\naccepted " + last + "\n");
+  REQUIRE(told != std::string::npos);
+  CHECK_FALSE(contains(text.substr(told + 1), "accepted " + pattern_text(expected.pattern)));
+  CHECK(text.find("accepted", told + 10) == std::string::npos);
+  std::string const uniform = "FSFSFS";
+  auto const changed = first_difference(*io::parse_pattern(last), *io::parse_pattern(uniform));
+  CHECK(contains(text, "evaluate 13 " + uniform + " " + std::to_string(changed) + "\n"));
   CHECK(text.ends_with("\nbye\n"));
 }
 
@@ -231,7 +241,8 @@ TEST_CASE("a loss that is no number ends search and command", "[search]") {
 
 TEST_CASE("a command that does not end is ended", "[search]") {
   SmallSearch const small;
-  auto const outcome = small("trap '' TERM; echo x; while :; do sleep 0.05; done");
+  auto const outcome =
+      small("trap '' TERM; echo x; n=0; while [ $n -lt 200 ]; do n=$((n + 1)); sleep 0.05; done");
   CHECK(outcome.status == 2);
   CHECK(contains(outcome.err, "; it was stopped, since it did not end itself"));
   CHECK_FALSE(has_children());

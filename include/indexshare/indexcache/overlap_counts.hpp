@@ -124,7 +124,7 @@ struct LayerSelections {
 /// of the longest row and 6 per entry of a row's selections. Merge the counts afterwards.
 ///
 /// Cost per row: one table access per entry, then L^2 / 2 intersections of bit sets over the
-/// positions that any layer selects. With L = 78, k = 2048 and overlaps as published about 0.5 ms
+/// positions that any layer selects. With L = 78, k = 2048 and overlaps as published about 0.6 ms
 /// (docs/overlap.md).
 class OverlapCounter {
  public:

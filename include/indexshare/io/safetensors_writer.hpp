@@ -2,6 +2,7 @@
 #pragma once
 
 #include <indexshare/dims.hpp>
+#include <indexshare/io/detail/replace_file.hpp>
 #include <indexshare/io/safetensors_format.hpp>
 
 #include <cuda/std/expected>
@@ -9,16 +10,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
+#include <ostream>
 #include <ranges>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -83,23 +82,15 @@ class SafetensorsWriter {
   /// old one, and a link stays a link. Errors: a wrong call before; a file that cannot be written.
   [[nodiscard]] Expected<void> write(std::string const& path) const {
     if (error_) return refusal(path);
-    std::error_code ignored;
-    std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
-    if (target.empty()) target = path;
-    bool const replaces = !std::filesystem::exists(target, ignored) ||
-                          std::filesystem::is_regular_file(target, ignored);
-    std::filesystem::path part = target;
-    if (replaces) part += ".part";
-    std::ofstream stream(part, std::ios::binary | std::ios::trunc);
-    if (!stream) return cuda::std::unexpected<Error>(Error{path, "", "no writable file", "one"});
-    stream << head();
-    for (auto const& [order, tensor] : tensors_) stream << tensor.data();
-    stream.close();
-    std::error_code failed;
-    if (stream && replaces) std::filesystem::rename(part, target, failed);
-    if (stream && !failed) return {};
-    if (replaces) std::filesystem::remove(part, ignored);
-    return cuda::std::unexpected<Error>(Error{path, "", "a write error", "room for the file"});
+    auto const failed = detail::replace_file(path, [&, this](std::ostream& stream) {
+      stream << head();
+      for (auto const& [order, tensor] : tensors_) stream << tensor.data();
+    });
+    if (!failed) return {};
+    bool const opened = *failed == detail::ReplaceFailure::cannot_write;
+    return cuda::std::unexpected<Error>(Error{path, "",
+                                              opened ? "a write error" : "no writable file",
+                                              opened ? "room for the file" : "one"});
   }
 
  private:

@@ -4,6 +4,8 @@
 #include <indexshare/indexcache/role_pattern.hpp>
 #include <indexshare/io/config.hpp>
 #include <indexshare/io/config_error.hpp>
+#include <indexshare/io/detail/replace_file.hpp>
+#include <indexshare/io/detail/text_file.hpp>
 #include <indexshare/share/periodic.hpp>
 #include <indexshare/share_plan.hpp>
 
@@ -13,12 +15,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 namespace indexshare {
 inline namespace v0 {
@@ -87,29 +87,6 @@ inline std::optional<ConfigError> check_layers(LoadedConfig const& config,
   return std::nullopt;
 }
 
-/// Puts the text where the file is, at once: a reader and a crash see the old or the new one. A
-/// link stays a link, and the permissions stay.
-inline std::optional<ConfigError> replace_file(std::string const& file, std::string const& text) {
-  std::error_code failed;
-  std::filesystem::path const target = std::filesystem::canonical(file, failed);
-  std::filesystem::path part = target;
-  part += ".part";
-  if (!failed) {
-    std::ofstream stream(part, std::ios::binary | std::ios::trunc);
-    stream << text;
-    stream.close();
-    if (!stream) failed = std::make_error_code(std::errc::io_error);
-  }
-  if (!failed)
-    std::filesystem::permissions(part, std::filesystem::status(target, failed).permissions(),
-                                 failed);
-  if (!failed) std::filesystem::rename(part, target, failed);
-  if (!failed) return std::nullopt;
-  std::error_code ignored;
-  std::filesystem::remove(part, ignored);
-  return ConfigError{file, "a write error", "a file in a directory with room that can be written"};
-}
-
 }  // namespace detail
 
 /// The text of a config.json with another schedule: `indexer_types` says what the pattern says. All
@@ -149,8 +126,9 @@ inline ConfigResult<LoadedConfig> write_schedule(std::string const& file,
   if (!text) return cuda::std::unexpected<ConfigError>(text.error());
   auto const changed = with_schedule(*text, pattern);
   if (!changed) return cuda::std::unexpected<ConfigError>(changed.error());
-  if (auto const error = detail::replace_file(file, *changed))
-    return cuda::std::unexpected<ConfigError>(*error);
+  if (detail::replace_file(file, [&](std::ostream& stream) { stream << *changed; }))
+    return cuda::std::unexpected<ConfigError>(
+        ConfigError{file, "a write error", "a file in a directory with room that can be written"});
   return read_config_file(file);
 }
 
