@@ -253,10 +253,14 @@ class Fixtures {
   std::map<std::string, std::vector<index_t>> shapes_{};
 };
 
+/// The largest magnitude; infinity if there is a NaN.
 template <class T>
 double largest(std::vector<T> const& values) {
   double result = 0;
-  for (T value : values) result = std::max(result, std::abs(static_cast<double>(value)));
+  for (T value : values) {
+    double const magnitude = std::abs(static_cast<double>(value));
+    result = std::isnan(magnitude) ? infinity : std::max(result, magnitude);
+  }
   return result;
 }
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "checkpoint_files.hpp"
-#include "config/config_cases.hpp"
+#include "../config/config_cases.hpp"
 
 using namespace indexshare;
 using Ordered = nlohmann::ordered_json;
