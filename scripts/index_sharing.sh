@@ -26,6 +26,12 @@ while (($#)); do
     *) echo "error: $1: unknown option; --help lists them" >&2; exit 2 ;;
   esac
 done
+for option in "--sequences $sequences" "--held-out-sequences $held_out"; do
+  if [[ ! ${option#* } =~ ^[1-9][0-9]*$ ]]; then
+    echo "error: ${option%% *}: got \"${option#* }\", expected a whole number above 0" >&2
+    exit 2
+  fi
+done
 
 setup build
 cd "$repo"
@@ -37,7 +43,7 @@ if [[ ! -e build/release/CMakeCache.txt ]]; then
   cmake_args+=(-DINDEXSHARE_BUILD_TESTS=OFF -DINDEXSHARE_BUILD_BENCHMARKS=OFF)
 fi
 if ! { cmake --preset release "${cmake_args[@]}" &&
-       cmake --build build/release --target small_dsa indexshare-overlap -j "$(jobs)"; } >"$log" 2>&1; then
+       cmake --build build/release --target small_dsa indexshare-overlap indexshare-search -j "$(jobs)"; } >"$log" 2>&1; then
   cat "$log"
   exit 1
 fi
@@ -60,22 +66,29 @@ if [[ $train == yes ]]; then
 fi
 
 mkdir -p "$results"
+# What a run writes gets its name once it is whole: one that fails leaves the results of an earlier one.
 json=()
 for seed in 1 2 3; do
   name=seed$seed
   say "$name: searching and comparing"
   build/release/bin/small_dsa experiment --model "$models/$name" --sequences "$sequences" \
     --held-out-sequences "$held_out" --json "$results/$name.json" --log "$results/$name-$sequences.log" --resume \
-    2>"$results/$name.progress" | tee "$results/$name.txt" || { tail -n 1 "$results/$name.progress" >&2; exit 1; }
+    2>"$results/$name.progress.part" | tee "$results/$name.txt.part" || { tail -n 1 "$results/$name.progress.part" >&2; exit 1; }
+  mv "$results/$name.progress.part" "$results/$name.progress"
+  mv "$results/$name.txt.part" "$results/$name.txt"
   json+=("$results/$name.json")
 done
 
 say "drawing"
 build/release/bin/small_dsa plot --json "$(IFS=,; echo "${json[*]}")" --svg "$results/loss.svg"
-build/release/bin/small_dsa record --model "$models/seed1" --sequences 16 --out "$results/selections" >/dev/null
+rm -rf "$results/selections.part"
+build/release/bin/small_dsa record --model "$models/seed1" --sequences 16 --out "$results/selections.part" >/dev/null
+rm -rf "$results/selections"
+mv "$results/selections.part" "$results/selections"
 searched=$(sed -n 's/^ *8 shared, [^F]* \(F[FS]*\) .*/\1/p' "$results/seed1.txt")
 build/release/bin/indexshare-overlap "$results/selections" --skip-short --pattern "$searched" --svg "$results/overlap.svg" \
-  >"$results/overlap.txt"
+  >"$results/overlap.txt.part"
+mv "$results/overlap.txt.part" "$results/overlap.txt"
 if [[ $keep == yes ]]; then
   mkdir -p examples/small_dsa/results
   for seed in 1 2 3; do
@@ -85,4 +98,4 @@ if [[ $keep == yes ]]; then
   cp "$results/loss.svg" docs/index_sharing_loss.svg
   cp "$results/overlap.svg" docs/index_sharing_overlap.svg
 fi
-say "results in $results: seed1.json .. seed3.json, loss.svg, overlap.svg"
+say "results in $results: seed1.json .. seed3.json, loss.svg, overlap.svg; the programs in build/release/bin: small_dsa, indexshare-overlap, indexshare-search"

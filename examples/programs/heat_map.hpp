@@ -101,6 +101,18 @@ inline std::string hex(std::array<double, 3> const& colour) {
 /// `62` for 0.62: two digits fit a small cell.
 inline std::string hundredths(double value) { return std::to_string(std::lround(value * 100)); }
 
+/// The largest value of the map, as it stands in a cell and as the number it is: `62: 0.62`.
+inline std::string digits_note(HeatMap const& map) {
+  std::size_t const size = map.numbers.size();
+  double largest = 0;
+  for (std::size_t i = 0; i < map.values.size(); ++i) {
+    if (i / size != i % size) largest = std::max(largest, map.values[i]);
+  }
+  char text[16];
+  std::snprintf(text, sizeof text, "%.2f", static_cast<double>(std::lround(largest * 100)) / 100);
+  return hundredths(largest) + ": " + text;
+}
+
 inline std::string one_digit(double value) {
   char text[16];
   std::snprintf(text, sizeof text, "%.1f", value);
@@ -229,8 +241,9 @@ class HeatMapDrawing {
                     {.size = number_size});
     }
     drawing_.text({x, top_ - 10}, map_.scale, {.size = note_size});
-    if (cell_ >= smallest_digits)
-      drawing_.text({x, top_ + height + 20}, "62: 0.62", {.size = number_size, .colour = "#555"});
+    if (cell_ >= smallest_digits && map_.numbers.size() > 1)
+      drawing_.text({x, top_ + height + 20}, digits_note(map_),
+                    {.size = number_size, .colour = "#555"});
   }
 
   HeatMap const& map_;

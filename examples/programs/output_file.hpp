@@ -77,4 +77,23 @@ inline Parsed<bool> write_output(std::string_view option, std::string const& pat
   return reject(option, "cannot write " + programs::quoted(path) + (begun ? " to the end" : ""));
 }
 
+/// Refuses an option whose file is that of another option too, under whatever name: the program
+/// would write over its own output.
+inline Parsed<bool> check_outputs_differ(Arguments const& arguments, std::string_view option,
+                                         std::string_view other) {
+  namespace fs = std::filesystem;
+  if (!arguments.has(option) || !arguments.has(other)) return true;
+  std::string const path = arguments.text(option);
+  std::string const taken = arguments.text(other);
+  std::error_code none;  // neither need be there yet
+  auto const place = [&](std::string const& name) {
+    return fs::weakly_canonical(fs::absolute(name, none), none);
+  };
+  bool const same = path == taken || fs::equivalent(path, taken, none) ||
+                    (!place(path).empty() && place(path) == place(taken));
+  if (!same) return true;
+  return reject(option, "got " + programs::quoted(path) + ", the file of " + std::string(other) +
+                            " too, expected another file");
+}
+
 }  // namespace programs

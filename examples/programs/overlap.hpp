@@ -89,6 +89,18 @@ inline Parsed<bool> write_files(Arguments const& arguments, OverlapReport const&
   return true;
 }
 
+/// Refuses a measurement of nothing, which would look like layers that have nothing in common.
+inline Parsed<bool> check_counted(Arguments const& arguments, OverlapMeasurement const& measured) {
+  if (measured.counts.rows() > 0) return true;
+  std::string const left_out = std::to_string(measured.counts.rows_left_out());
+  if (measured.counts.rows_left_out() == 0)
+    return reject("files", "no row was counted: the files have none");
+  if (arguments.has("--skip-short"))
+    return reject("--skip-short", "no row was counted: " + left_out +
+                                      " rows left out since they select every key they see");
+  return reject("files", "no row was counted: " + left_out + " rows left out without a selection");
+}
+
 /// Everything but the output of text.
 inline Parsed<OverlapReport> make_overlap_report(Arguments const& arguments) {
   auto const threads =
@@ -102,6 +114,8 @@ inline Parsed<OverlapReport> make_overlap_report(Arguments const& arguments) {
     if (auto const kept = check_output(arguments, option, *files, "files to read"); !kept)
       return cuda::std::unexpected(kept.error());
   }
+  if (auto const apart = check_outputs_differ(arguments, "--svg", "--json"); !apart)
+    return cuda::std::unexpected(apart.error());
   auto const plan = read_plan(arguments);
   if (!plan) return cuda::std::unexpected(plan.error());
   auto const kind = check_selection_files(*files);
@@ -114,6 +128,8 @@ inline Parsed<OverlapReport> make_overlap_report(Arguments const& arguments) {
   auto measured =
       measure_overlap(*files, *kind, {.skip_short = arguments.has("--skip-short")}, pool);
   if (!measured) return reject("files", measured.error().message());
+  if (auto const counted = check_counted(arguments, *measured); !counted)
+    return cuda::std::unexpected(counted.error());
   return OverlapReport{std::move(*measured), *plan};
 }
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,9 +24,10 @@ namespace small_dsa {
 
 /// Means over all query rows of a set.
 struct Score {
-  double loss = 0;        ///< cross-entropy in nats
-  double loss_error = 0;  ///< standard error of the loss, from its spread over the sequences
-  double accuracy = 0;    ///< share of the rows whose best logit is the answer
+  double loss = 0;  ///< cross-entropy in nats
+  /// Standard error of the loss, from its spread over the sequences; one has none.
+  std::optional<double> loss_error;
+  double accuracy = 0;  ///< share of the rows whose best logit is the answer
 
   friend bool operator==(Score const&, Score const&) = default;
 };

@@ -31,7 +31,8 @@ struct ExperimentSource {
 namespace detail {
 
 inline Json score_json(Score const& score) {
-  return {{"loss", score.loss}, {"loss_error", score.loss_error}, {"accuracy", score.accuracy}};
+  Json const error = score.loss_error ? Json(*score.loss_error) : Json(nullptr);
+  return {{"loss", score.loss}, {"loss_error", error}, {"accuracy", score.accuracy}};
 }
 
 inline Json named_json(NamedScore const& entry) {
@@ -102,12 +103,20 @@ inline Json experiment_json(Model const& model, Experiment const& experiment,
 
 namespace detail {
 
+/// The standard error of a loss, `-` without one.
+inline std::string error_text(Score const& score, int digits) {
+  if (!score.loss_error) return "-";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f", digits, *score.loss_error);
+  return text;
+}
+
 inline void write_line(std::ostream& out, std::string_view name, std::string_view pattern,
                        Score const& score) {
   char text[160];
-  std::snprintf(text, sizeof text, "  %-20.*s %-16.*s %8.4f +- %.4f %9.2f %%\n",
+  std::snprintf(text, sizeof text, "  %-20.*s %-16.*s %8.4f +- %-6s %9.2f %%\n",
                 static_cast<int>(name.size()), name.data(), static_cast<int>(pattern.size()),
-                pattern.data(), score.loss, score.loss_error, 100 * score.accuracy);
+                pattern.data(), score.loss, error_text(score, 4).c_str(), 100 * score.accuracy);
   out << text;
 }
 

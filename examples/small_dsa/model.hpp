@@ -3,6 +3,7 @@
 
 #include "task.hpp"
 
+#include <indexshare/element.hpp>
 #include <indexshare/frontend.hpp>
 #include <indexshare/indexshare.hpp>
 #include <indexshare/io/checkpoint.hpp>
@@ -14,8 +15,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -101,6 +104,34 @@ inline Expected<TaskSizes> read_task(std::string const& file) {
   return sizes;
 }
 
+template <class T>
+bool all_finite(indexshare::io::SafetensorsEntry const& entry) {
+  for (std::size_t at = 0; at < entry.bytes; at += sizeof(T)) {
+    T element;
+    std::memcpy(&element, entry.data + at, sizeof element);
+    if (!std::isfinite(indexshare::to_float(element))) return false;
+  }
+  return true;
+}
+
+/// Names the first tensor with a NaN or an infinity: losses of such weights mean nothing.
+inline std::string refuse_non_finite(indexshare::io::Checkpoint const& checkpoint) {
+  for (std::string const& name : checkpoint.names()) {
+    auto const tensor = checkpoint.find(name);
+    if (!tensor) return tensor.error().message();
+    std::string const& type = tensor->entry.dtype;
+    bool const finite = type == "F32"    ? all_finite<float>(tensor->entry)
+                        : type == "BF16" ? all_finite<indexshare::bf16>(tensor->entry)
+                        : type == "F16"  ? all_finite<indexshare::fp16>(tensor->entry)
+                                         : true;  // load_layer looks at fp8 itself
+    if (!finite) {
+      return tensor->file + ": tensor " + name +
+             ": got a NaN or an infinity, expected finite weights";
+    }
+  }
+  return {};
+}
+
 /// Reads tensors of one file; the first error stays.
 class TensorReader {
  public:
@@ -128,7 +159,8 @@ class Model {
 
   /// Reads config.json and model.safetensors of a directory. Errors name the file and the field or
   /// tensor: no such file; a config that `io::read_config_file` refuses or without `small_dsa`; a
-  /// tensor that is missing or has another type or shape; a layer without an indexer.
+  /// tensor that is missing or has another type or shape or a NaN or infinity; a layer without an
+  /// indexer.
   static Expected<Model> load(std::string const& directory) {
     std::string const config_file = directory + "/config.json";
     auto const config = indexshare::io::read_config_file(config_file);
@@ -151,6 +183,9 @@ class Model {
     auto const file = indexshare::io::SafetensorsFile::open(directory + "/model.safetensors");
     if (!file) return refuse(file.error().message());
     if (std::string const why = model.read_rest(*file); !why.empty()) return refuse(why);
+    if (std::string const why = detail::refuse_non_finite(model.checkpoint_); !why.empty()) {
+      return refuse(why);
+    }
     return model;
   }
 

@@ -45,6 +45,7 @@ namespace detail {
 
 inline constexpr OptionSpec model_option{
     "--model", "DIR", "config.json and model.safetensors, such as examples/small_dsa/seed1"};
+inline constexpr std::int64_t held_out_count = 256;  ///< sequences, unless an option says it
 inline constexpr OptionSpec sequences_option{"--sequences", "N",
                                              "sequences that a loss is the mean of (128)"};
 inline constexpr OptionSpec threads_option{"--threads", "N", "threads (all of the machine)"};
@@ -55,7 +56,7 @@ inline constexpr OptionSpec evaluate_options[] = {
     {"--pattern", "LETTERS",
      "a letter per layer: F runs its indexer, S shares the selection of the layer below, R takes "
      "keys at random"},
-    sequences_option,
+    {"--sequences", "N", "sequences that a loss is the mean of (128, with --held-out 256)"},
     {"--held-out", "", "on the data that patterns are judged on, not on calibration data"},
     threads_option,
     help_option,
@@ -150,6 +151,28 @@ inline Failure write_file(std::string const& option, std::string const& path,
   return written ? Failure() : written.error().message();
 }
 
+/// Refuses an output that is an input or another output, before any work.
+inline Failure check_outputs(Arguments const& arguments,
+                             std::vector<std::string_view> const& options,
+                             std::vector<std::string> const& inputs) {
+  for (std::string_view const option : options) {
+    auto const kept = programs::check_output(arguments, option, inputs, "files to read");
+    if (!kept) return kept.error().message();
+    for (std::string_view const other : options) {
+      if (other == option) break;
+      auto const apart = programs::check_outputs_differ(arguments, option, other);
+      if (!apart) return apart.error().message();
+    }
+  }
+  return std::nullopt;
+}
+
+/// The files of the model that `--model` names.
+inline std::vector<std::string> model_files(Arguments const& arguments) {
+  std::string const directory = arguments.text("--model");
+  return {directory + "/config.json", directory + "/model.safetensors"};
+}
+
 /// FNV-1a of a file: tells the logs of two models apart.
 inline std::string fingerprint(std::string const& path) {
   std::ifstream stream(path, std::ios::binary);
@@ -168,7 +191,8 @@ class Session {
   static Expected<Session> open(Arguments const& arguments) {
     std::string const directory = arguments.text("--model");
     if (directory.empty()) return refuse("--model: missing, expected the model's directory");
-    auto const sequences = arguments.integer("--sequences", 128, 1, 1 << 20);
+    std::int64_t const usual = arguments.has("--held-out") ? held_out_count : 128;
+    auto const sequences = arguments.integer("--sequences", usual, 1, 1 << 20);
     if (!sequences) return refuse(sequences.error().message());
     auto const all = static_cast<std::int64_t>(std::max(1u, std::thread::hardware_concurrency()));
     auto const threads = arguments.integer("--threads", all, 1, 1024);
@@ -228,17 +252,15 @@ inline Failure evaluate(Arguments const& arguments, Streams const& streams) {
   std::string const text = arguments.text("--pattern");
   auto const choices = pattern_of(text, session->model());
   if (!choices) {
-    return "--pattern: got " + programs::quoted(text) + ", expected " +
-           std::to_string(session->model().layers()) +
-           " letters F, S or R, the first of them not S";
+    return "--pattern: got " + programs::quoted(text) + ", " + expected_pattern(session->model());
   }
   Evaluator evaluator = arguments.has("--held-out") ? session->held_out(session->sequences())
                                                     : session->calibration();
   auto const score = evaluator.evaluate(*choices);
   if (!score) return score.error();
   char line[160];
-  std::snprintf(line, sizeof line, "loss %.6f +- %.6f nats, accuracy %.2f %%\n", score->loss,
-                score->loss_error, 100 * score->accuracy);
+  std::snprintf(line, sizeof line, "loss %.6f +- %s nats, accuracy %.2f %%\n", score->loss,
+                error_text(*score, 6).c_str(), 100 * score->accuracy);
   streams.out << text << ": " << line;
   return std::nullopt;
 }
@@ -286,6 +308,8 @@ inline Expected<indexshare::indexcache::SearchOutcome> run_search(Session const&
 }
 
 inline Failure search(Arguments const& arguments, Streams const& streams) {
+  if (auto const failure = check_outputs(arguments, {"--log"}, model_files(arguments)))
+    return failure;
   auto session = Session::open(arguments);
   if (!session) return session.error();
   std::int32_t const most = session->model().layers() - 1;
@@ -308,9 +332,12 @@ inline Failure search(Arguments const& arguments, Streams const& streams) {
 }
 
 inline Failure experiment(Arguments const& arguments, Streams const& streams) {
+  if (auto const failure = check_outputs(arguments, {"--log", "--json"}, model_files(arguments)))
+    return failure;
   auto session = Session::open(arguments);
   if (!session) return session.error();
-  auto const held_out_sequences = arguments.integer("--held-out-sequences", 256, 1, 1 << 20);
+  auto const held_out_sequences =
+      arguments.integer("--held-out-sequences", held_out_count, 1, 1 << 20);
   if (!held_out_sequences) return held_out_sequences.error().message();
   auto const random_patterns = arguments.integer("--random-patterns", 10, 0, 1000);
   if (!random_patterns) return random_patterns.error().message();
@@ -364,8 +391,22 @@ inline Failure write_selections(Model const& model, std::vector<position_t> cons
   return written ? Failure() : "--out: " + written.error().message();
 }
 
+/// Refuses a directory with selections of another run: whoever reads it would count them too.
+inline Failure check_record_directory(std::filesystem::path const& directory) {
+  std::error_code failed;  // a directory that is not there yet has none
+  for (std::filesystem::directory_iterator entry(directory, failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    if (entry->path().extension() == ".safetensors") {
+      return "--out: got a directory that has " + programs::quoted(entry->path().string()) +
+             " already, expected one without *.safetensors";
+    }
+  }
+  return std::nullopt;
+}
+
 inline Failure record(Arguments const& arguments, Streams const& streams) {
   if (!arguments.has("--out")) return "--out: missing, expected a directory for the files";
+  if (auto const failure = check_record_directory(arguments.text("--out"))) return failure;
   auto session = Session::open(arguments);
   if (!session) return session.error();
   std::filesystem::path const directory = arguments.text("--out");
@@ -395,14 +436,17 @@ inline Failure plot(Arguments const& arguments, Streams const&) {
     std::size_t const comma = std::min(rest.find(','), rest.size());
     names.push_back(rest.substr(0, comma));
     rest.erase(0, comma + 1);
-    std::ifstream stream(names.back());
-    experiments.push_back(nlohmann::json::parse(stream, nullptr, false));
-    if (!stream.is_open() || experiments.back().is_discarded()) {
-      return "--json: " + programs::quoted(names.back()) + " cannot be read as JSON";
-    }
   }
   if (names.empty()) return "--json: missing, expected results of small_dsa experiment";
   if (!arguments.has("--svg")) return "--svg: missing, expected the file for the drawing";
+  if (auto const failure = check_outputs(arguments, {"--svg"}, names)) return failure;
+  for (std::string const& name : names) {
+    std::ifstream stream(name);
+    experiments.push_back(nlohmann::json::parse(stream, nullptr, false));
+    if (!stream.is_open() || experiments.back().is_discarded()) {
+      return "--json: " + programs::quoted(name) + " cannot be read as JSON";
+    }
+  }
   auto const svg = experiment_svg(experiments, names);
   if (!svg) return "--json: " + svg.error();
   return write_file("--svg", arguments.text("--svg"), *svg);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "../programs/arguments.hpp"
 #include "evaluator.hpp"
 
 #include <array>
@@ -34,11 +35,17 @@ inline std::optional<Choices> pattern_of(std::string const& text, Model const& m
   return choices;
 }
 
+/// What `pattern_of` takes.
+inline std::string expected_pattern(Model const& model) {
+  return "expected " + std::to_string(model.layers()) +
+         " letters F, S or R, the first of them not S";
+}
+
 inline std::string answer(Evaluator& evaluator, Model const& model, std::string const& id,
                           std::string const& text) {
   auto const choices = pattern_of(text, model);
   if (!choices) {
-    return "error " + id + " expected a pattern of " + std::to_string(model.layers()) + " layers";
+    return "error " + id + " got " + programs::quoted(text) + ", " + expected_pattern(model);
   }
   auto const score = evaluator.evaluate(*choices);
   return score ? "loss " + id + " " + number_text(score->loss)

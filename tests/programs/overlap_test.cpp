@@ -185,6 +185,7 @@ TEST_CASE("Overlap program: the heat map has cells, axes, boxes and a colour bar
   CHECK(occurrences(small, ">75</text>") == 4);  // two pairs, above and below the diagonal
   CHECK(occurrences(small, ">layer</text>") == 2);
   CHECK(occurrences(small, ">overlap</text>") == 1);
+  CHECK(occurrences(small, ">75: 0.75</text>") == 1);    // the largest
   CHECK(occurrences(small, "stroke=\"#e6550d\"") == 2);  // layer 0, layers 1 to 3
   CHECK_THAT(small, ContainsSubstring("a layer with its source, mean 0.500"));
 
@@ -242,4 +243,42 @@ TEST_CASE("Overlap program: a file of selections is not written over") {
     CHECK_THAT(unwritable.err, ContainsSubstring(option + ": cannot write"));
   }
   CHECK(content_of(file) == before);
+}
+
+TEST_CASE("Overlap program: two outputs in one file are refused, under whatever name") {
+  TempDirectory const directory;
+  std::string const file = written(directory, "a.safetensors", sample());
+  std::string const same = directory.file("same");
+  for (std::string const& other : {same, directory.file("./same")}) {
+    CHECK_THAT(error({file, "--json", same, "--svg", other}),
+               ContainsSubstring("--svg: got ") && ContainsSubstring("the file of --json too"));
+    CHECK_FALSE(std::filesystem::exists(same));
+  }
+  directory.write("same", "kept");
+  std::filesystem::create_hard_link(same, directory.file("link"));
+  CHECK_THAT(error({file, "--json", same, "--svg", directory.file("link")}),
+             ContainsSubstring("--svg: got "));
+  CHECK(content_of(same) == "kept");
+  CHECK(run({file, "--json", same, "--svg", directory.file("other")}).status == 0);
+}
+
+TEST_CASE("Overlap program: no counted row is an error that says why") {
+  TempDirectory const directory;
+  auto made = sample();
+  made.lengths = {4, 4};
+  for (indexshare::index_t layer = 0; layer < 4; ++layer) {
+    for (indexshare::index_t i = 0; i < 4; ++i) {
+      made.at(layer, 0, i) = static_cast<indexshare::position_t>(i);
+    }
+  }
+  std::string const file = written(directory, "a.safetensors", made);
+  std::string const svg = directory.file("o.svg");
+  CHECK_THAT(error({file, "--skip-short", "--svg", svg}),
+             ContainsSubstring("--skip-short: no row was counted: 2 rows left out since they "
+                               "select every key they see"));
+  CHECK_FALSE(std::filesystem::exists(svg));
+  CHECK(run({file}).status == 0);
+  MadeSelections const none{4, 0, 4, {}, {}};
+  CHECK_THAT(error({written(directory, "b.safetensors", none)}),
+             ContainsSubstring("files: no row was counted: the files have none"));
 }

@@ -9,8 +9,11 @@
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
 
+#include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -174,6 +177,19 @@ TEST_CASE("layers that agree with what is kept are not run again") {
   CHECK(layers_of([&] { return evaluator.evaluate(choices("FFSS")); }) == 1);
 }
 
+/// Replaces the last element of a tensor of floats.
+void write_last_element(std::string const& path, std::string const& tensor, float value) {
+  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+  std::uint64_t header_size = 0;
+  stream.read(reinterpret_cast<char*>(&header_size), sizeof header_size);
+  std::string header(header_size, ' ');
+  stream.read(header.data(), static_cast<std::streamsize>(header_size));
+  std::uint64_t const end = nlohmann::json::parse(header)[tensor]["data_offsets"][1];
+  stream.seekp(static_cast<std::streamoff>(sizeof header_size + header_size + end - sizeof value));
+  stream.write(reinterpret_cast<char const*>(&value), sizeof value);
+  REQUIRE(stream.good());
+}
+
 TEST_CASE("a model's files are refused with file and field or tensor") {
   auto const refusal = [](auto const& spoil) {
     test::TempDirectory const directory;
@@ -203,6 +219,20 @@ TEST_CASE("a model's files are refused with file and field or tensor") {
   CHECK(refusal([](auto& files) { files.config()["v_head_dim"] = 4; })
             .starts_with("/model.safetensors: layer 0: tensor "
                          "model.layers.0.self_attn.kv_b_proj.weight: got "));
+  for (char const* const name : {"model.layers.2.mlp.up_proj.weight", "lm_head.weight",
+                                 "model.layers.1.self_attn.indexer.wk.weight"}) {
+    for (float const value :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      test::TempDirectory const directory;
+      test::SmallDsaFiles().write(directory);
+      std::string const file = directory.file("model.safetensors");
+      write_last_element(file, name, value);
+      auto const model = Model::load(directory.string());
+      REQUIRE_FALSE(model.has_value());
+      CHECK(model.error() ==
+            file + ": tensor " + name + ": got a NaN or an infinity, expected finite weights");
+    }
+  }
   auto const nowhere = Model::load("/nonexistent");
   REQUIRE_FALSE(nowhere.has_value());
   CHECK(nowhere.error().starts_with("/nonexistent/config.json: "));
@@ -326,9 +356,10 @@ TEST_CASE("small_dsa search goes on from the log of one that was killed") {
 TEST_CASE("small_dsa serve gives the losses that a search in the program sees") {
   TinyModel const tiny;
   std::string const model = " --model " + tiny.directory.string() + " --sequences 3";
-  Ran const served("serve" + model,
-                   "hello indexshare-search 1 4\nevaluate 0 FFFF 0\naccepted FFFF\n"
-                   "evaluate 1 FFSF 2\nevaluate 2 FFS 2\nbye\nevaluate 3 FFFF 0\n");
+  Ran const served(
+      "serve" + model,
+      "hello indexshare-search 1 4\nevaluate 0 FFFF 0\naccepted FFFF\n"
+      "evaluate 1 FFSF 2\nevaluate 2 FFS 2\nevaluate 3 SFFF 2\nbye\nevaluate 3 FFFF 0\n");
   CHECK(served.status == 0);
   Ran const searched("search" + model + " --shared 1 --log " + tiny.directory.file("log"));
   REQUIRE(searched.status == 0);
@@ -340,8 +371,10 @@ TEST_CASE("small_dsa serve gives the losses that a search in the program sees") 
     auto const json = nlohmann::json::parse(line);
     losses[{json["step"], json.value("layer", 0)}] = json["loss"].dump();
   }
-  CHECK(served.out == "loss 0 " + losses.at({0, 0}) + "\nloss 1 " + losses.at({1, 2}) +
-                          "\nerror 2 expected a pattern of 4 layers\n");
+  CHECK(served.out ==
+        "loss 0 " + losses.at({0, 0}) + "\nloss 1 " + losses.at({1, 2}) +
+            "\nerror 2 got \"FFS\", expected 4 letters F, S or R, the first of them not S"
+            "\nerror 3 got \"SFFF\", expected 4 letters F, S or R, the first of them not S\n");
   CHECK(Ran("serve" + model, "hello indexshare-search 1 12\n").err.starts_with("error: input: "));
 }
 
@@ -429,6 +462,58 @@ TEST_CASE("small_dsa record writes what layers select") {
   REQUIRE(selections.has_value());
   auto const recorded = rows.view().positions;
   CHECK(std::equal((*selections)[1].begin(), (*selections)[1].end(), &recorded(0, 0, 0)));
+
+  Ran const again("record --model " + tiny.directory.string() + " --sequences 1 --out " +
+                  directory);
+  CHECK(again.status == 2);
+  CHECK(again.err.starts_with("error: --out: got a directory that has \"" + directory + "/000"));
+}
+
+TEST_CASE("small_dsa evaluates held-out data on as many sequences as an experiment") {
+  TinyModel const tiny;
+  std::string const words = "evaluate --pattern FFSF --model " + tiny.directory.string();
+  std::string const held_out = Ran(words + " --held-out").out;
+  CHECK(held_out.starts_with("FFSF: loss "));
+  CHECK(held_out == Ran(words + " --held-out --sequences 256").out);
+  CHECK(held_out != Ran(words + " --held-out --sequences 128").out);
+  CHECK(Ran(words).out == Ran(words + " --sequences 128").out);
+  CHECK(Ran("evaluate --help").out.find("with --held-out 256") != std::string::npos);
+}
+
+TEST_CASE("small_dsa shows no standard error of one sequence") {
+  TinyModel const tiny;
+  std::string const model = " --model " + tiny.directory.string() + " --sequences 1";
+  CHECK(Ran("evaluate --pattern FFSF" + model).out.find(" +- - nats") != std::string::npos);
+  TinyModel const larger(8);
+  std::string const file = larger.directory.file("o.json");
+  Ran const ran("experiment --sequences 2 --held-out-sequences 1 --random-patterns 0 --model " +
+                larger.directory.string() + " --json " + file);
+  REQUIRE(ran.status == 0);
+  CHECK(ran.out.find(" +- -      ") != std::string::npos);
+  CHECK(nlohmann::json::parse(content(file))["all_full"]["held_out"]["loss_error"].is_null());
+}
+
+TEST_CASE("small_dsa refuses to write over its own files") {
+  TinyModel const tiny(8);
+  std::string const model = tiny.directory.string();
+  std::string const config = content(model + "/config.json");
+  std::string const both = tiny.directory.file("both");
+  std::string const words = "experiment --model " + model + " --sequences 1 --json ";
+  Ran const twice(words + both + " --log " + model + "/./both");
+  CHECK(twice.status == 2);
+  CHECK(twice.err ==
+        "error: --json: got \"" + both + "\", the file of --log too, expected another file\n");
+  CHECK_FALSE(std::filesystem::exists(both));
+  CHECK(Ran(words + model + "/config.json").err.starts_with("error: --json: got "));
+  CHECK(content(model + "/config.json") == config);
+
+  std::string const result = tiny.directory.file("result.json");
+  REQUIRE(Ran(words + result + " --held-out-sequences 1 --random-patterns 1").status == 0);
+  std::string const before = content(result);
+  Ran const plotted("plot --json " + result + " --svg " + result);
+  CHECK(plotted.status == 2);
+  CHECK(plotted.err.starts_with("error: --svg: got \"" + result + "\""));
+  CHECK(content(result) == before);
 }
 
 TEST_CASE("small_dsa says what is wrong in one line") {
