@@ -107,6 +107,20 @@ struct SmallSearch {
   }
 };
 
+pid_t process_of(std::string const& file) { return std::stoi(content(file)); }
+
+/// Whether a process that this one has not started ends, or has ended and waits for its parent.
+bool ends_soon(pid_t process) {
+  for (int tries = 0; tries < 2000; ++tries) {
+    std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
+    std::string number, name, state;
+    if (!(stat >> number >> name >> state) || state == "Z") return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  kill(process, SIGKILL);
+  return false;
+}
+
 bool has_children() { return waitpid(-1, nullptr, WNOHANG) >= 0 || errno != ECHILD; }
 
 }  // namespace
@@ -210,6 +224,11 @@ TEST_CASE("a command that fails is quoted, and the log stays", "[search]") {
       {"echo loss 1 1.5", "said \"loss 1 1.5\", but this id was not asked"},
       {"echo loss -1 1.5", "said \"loss -1 1.5\", but this id was not asked"},
       {skip_hello + "read -r a; echo error 0 out of memory", "FFFFFF: out of memory"},
+      {skip_hello + "read -r a; echo error 0", "FFFFFF: failed without a reason"},
+      {skip_hello + "read -r a; printf 'loss 0 0.5\\nloss 0 0.5\\n'; read -r a",
+       "said \"loss 0 0.5\" after its last answer, expected nothing"},
+      {shell_evaluator + "echo loss 12 3.5", "said \"loss 12 3.5\" after its last answer"},
+      {shell_evaluator + "printf Rubbish", "said \"Rubbish\" after its last answer"},
       {three_losses + "echo loss 1 3.5", "said \"loss 1 3.5\", but it has answered this id"},
       {three_losses + "echo loss 0 3.5", "said \"loss 0 3.5\", but it has answered this id"},
       {three_losses + "echo error 2 layer 2 broke", "FFSFFF: layer 2 broke"},
@@ -246,6 +265,55 @@ TEST_CASE("a command that does not end is ended", "[search]") {
   CHECK(outcome.status == 2);
   CHECK(contains(outcome.err, "; it was stopped, since it did not end itself"));
   CHECK_FALSE(has_children());
+}
+
+TEST_CASE("what a command has started ends with it", "[search]") {
+  SmallSearch const small;
+  std::string const number = small.directory.file("number");
+  std::string const started = "sleep 60 & echo $! >" + number + "; ";
+  // Left behind; ended with an error; alive after closing its output.
+  for (std::string const& command :
+       {started + shell_evaluator, started + "echo rubbish; wait", started + "exec >&-; wait"}) {
+    CAPTURE(command);
+    std::filesystem::remove(small.log);
+    bool const works = command.ends_with(shell_evaluator);
+    auto const outcome = small(command);
+    CAPTURE(outcome.err);
+    CHECK(outcome.status == (works ? 0 : 2));
+    CHECK(ends_soon(process_of(number)));
+    CHECK_FALSE(has_children());
+  }
+}
+
+TEST_CASE("a signal to the search ends its command", "[search]") {
+  for (int const signal : {SIGINT, SIGTERM, SIGHUP}) {
+    CAPTURE(signal);
+    SmallSearch const small;
+    std::string const number = small.directory.file("number");
+    pid_t const search = fork();
+    REQUIRE(search >= 0);
+    if (search == 0)
+      _exit(small("sleep 60 & echo $! >" + number + ".part; mv " + number + ".part " + number +
+                  "; while :; do sleep 60; done")
+                .status);
+    while (!std::filesystem::exists(number))
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    kill(search, signal);
+    int status = 0;
+    REQUIRE(waitpid(search, &status, 0) == search);
+    CHECK(WIFSIGNALED(status));
+    CHECK(WTERMSIG(status) == signal);
+    CHECK(ends_soon(process_of(number)));
+  }
+}
+
+TEST_CASE("a loss that takes too long ends the search", "[search]") {
+  SmallSearch const small;
+  auto const outcome = small("sleep 60", {"--timeout", "0.25"});
+  CHECK(outcome.status == 2);
+  CHECK(outcome.err == "error: evaluator: no loss came within 0.25 s (--timeout)\n");
+  CHECK_FALSE(has_children());
+  CHECK(small(shell_evaluator, {"--timeout", "60", "--resume"}).status == 0);
 }
 
 TEST_CASE("a command that ends badly after all losses is noted", "[search]") {
@@ -484,9 +552,13 @@ TEST_CASE("options that make no sense are named", "[search]") {
       {with({"--similarity", "x"}), "--similarity: expected together with --baselines"},
       {with({"--pin", "1,x"}), "--pin: got \"x\""},
       {with({"--pin", "1,"}), "--pin: got \"\""},
-      {with({"--pin", "3"}), "pinned layer: got 3, expected a number from 0 to 2"},
-      {with({"--pin", "1,2"}), "shared layers: got 1, expected 0 to 0"},
-      {with({"--blocks", "1"}), "blocks: the first begins at layer 1"},
+      {with({"--pin", "3"}), "--pin: got 3, expected a number from 0 to 2"},
+      {with({"--pin", "1,2"}), "--shared: got 1, expected 0 to 0"},
+      {with({"--blocks", "1"}), "--blocks: the first begins at layer 1"},
+      {with({"--blocks", "0,3"}), "--blocks: got 3, expected a number from 0 to 2"},
+      {{"--layers", "3", "--full-ratio", "0.5", "--pin", "1,2", "--log", log, "--evaluator", "x"},
+       "--full-ratio: shared layers: got 1, expected 0 to 0"},
+      {with({"--timeout", "0"}), "--timeout: got \"0\", expected a number from 0.001"},
       {with({"--baselines", "--similarity", directory.file("short")}),
        "--similarity: " + directory.file("short") + ": got 2 rows, expected 3 rows"},
       {with({"--baselines", "--similarity", directory.file("text")}),
