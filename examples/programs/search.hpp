@@ -82,6 +82,7 @@ class SearchRun {
       }
       report.baselines = baseline_patterns(layers, layers - settings_.problem.shared,
                                            similarity ? &*similarity : nullptr);
+      mark_pinned(settings_.problem, report.baselines);
     }
     if (settings_.write_config.empty()) return std::nullopt;
     auto const text = indexshare::io::detail::read_text_file(settings_.write_config);

@@ -270,7 +270,7 @@ TEST_CASE("a command that does not end is ended", "[search]") {
 TEST_CASE("what a command has started ends with it", "[search]") {
   SmallSearch const small;
   std::string const number = small.directory.file("number");
-  std::string const started = "sleep 60 & echo $! >" + number + "; ";
+  std::string const started = "sleep 60 >/dev/null & echo $! >" + number + "; ";
   // Left behind; ended with an error; alive after closing its output.
   for (std::string const& command :
        {started + shell_evaluator, started + "echo rubbish; wait", started + "exec >&-; wait"}) {
@@ -486,6 +486,25 @@ TEST_CASE("baselines without and with losses", "[search]") {
   CHECK(contains(outcome.out, "uniform, paper, period 2      3 full  loss 6.5           FSFSFS\n"));
 }
 
+TEST_CASE("baselines that share pinned layers are marked", "[search]") {
+  SmallSearch const small;
+  std::string const file = small.directory.file("json");
+  auto const outcome = small(shell_evaluator, {"--baselines", "--pin", "1,2", "--json", file});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.status == 0);
+  CHECK(contains(outcome.out, "FSFSFS  (shares pinned layers 1)\n"));
+  auto const json = nlohmann::json::parse(content(file));
+  CHECK(json["baselines"][0]["shares_pinned_layers"] == nlohmann::json{1});
+  std::string const patches = json["baselines"][1]["pattern"];
+  CHECK(patches == "FFSFSF");
+  CHECK(contains(outcome.out, patches + "  (shares pinned layers 2)\n"));
+  // First layers of blocks stay full too.
+  std::filesystem::remove(small.log);
+  auto const blocks = small(shell_evaluator, {"--baselines", "--pin", "1", "--blocks", "0,3"});
+  CHECK(contains(blocks.out, "FSFSFS  (shares pinned layers 1, 3)\n"));
+  CHECK(contains(blocks.out, "FFSFSF\n"));
+}
+
 TEST_CASE("the pattern goes into a config", "[search]") {
   SmallSearch const small;
   small.directory.write("config.json", R"({
@@ -526,6 +545,9 @@ TEST_CASE("options that make no sense are named", "[search]") {
   directory.write("short", "[[1,0],[0,1]]");
   directory.write("text", "[[1,0,0],[\"x\",1,0],[0,0,1]]");
   directory.write("rubbish", "no json");
+  std::string const matrix = R"("overlap": [[1,0,0],[0,1,0],[0,0,1]]})";
+  directory.write("others", R"({"layer_numbers": [0,2,4], "rows": 5, )" + matrix);
+  directory.write("none", R"({"layer_numbers": [0,1,2], "rows": 0, )" + matrix);
   struct Refusal {
     std::vector<std::string> words;
     std::string start;
@@ -565,8 +587,12 @@ TEST_CASE("options that make no sense are named", "[search]") {
        "--similarity: " + directory.file("text") + ": row 1: column 0: got \"x\", expected a num"},
       {with({"--baselines", "--similarity", directory.file("rubbish")}),
        "--similarity: " + directory.file("rubbish") + ": got no JSON"},
-      {with({"--write-config", directory.file("none")}),
-       "--write-config: " + directory.file("none") + ": got"},
+      {with({"--baselines", "--similarity", directory.file("others")}),
+       "--similarity: " + directory.file("others") + ": layer_numbers: got [0,2,4], expected 0 to"},
+      {with({"--baselines", "--similarity", directory.file("none")}),
+       "--similarity: " + directory.file("none") + ": rows: got 0, expected"},
+      {with({"--write-config", directory.file("absent")}),
+       "--write-config: " + directory.file("absent") + ": got"},
       {{"--layers", "3", "--full-ratio", "0", "--baselines"}, "--full-ratio: got \"0\""},
       {{"--layers", "3", "--full-ratio", "3/2", "--baselines"}, "--full-ratio: got \"3/2\""},
       {{"--layers", "3", "--full-ratio", "1/0", "--baselines"}, "--full-ratio: got \"1/0\""},
