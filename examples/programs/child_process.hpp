@@ -11,9 +11,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,6 +47,46 @@ class IgnoreBrokenPipes {
   struct sigaction before_ = {};
 };
 
+/// While it lives, a signal that ends the program first ends a process group, which gets no signals
+/// from the terminal. One object at a time.
+class EndGroupOnSignal {
+ public:
+  EndGroupOnSignal() {
+    struct sigaction forward = {};
+    forward.sa_handler = end_group;
+    forward.sa_flags = static_cast<int>(SA_RESETHAND);  // the second time ends the program
+    for (std::size_t i = 0; i < std::size(signals); ++i) {
+      sigaction(signals[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler != SIG_IGN) sigaction(signals[i], &forward, nullptr);
+    }
+  }
+  ~EndGroupOnSignal() {
+    group_ = 0;
+    for (std::size_t i = 0; i < std::size(signals); ++i)
+      if (before_[i].sa_handler != SIG_IGN) sigaction(signals[i], &before_[i], nullptr);
+  }
+  EndGroupOnSignal(EndGroupOnSignal const&) = delete;
+  EndGroupOnSignal& operator=(EndGroupOnSignal const&) = delete;
+
+  void set(pid_t group) noexcept { group_ = group; }
+
+ private:
+  static constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
+
+  /// Processes that a shell starts with & ignore SIGINT: SIGTERM follows.
+  static void end_group(int signal) {
+    if (pid_t const group = group_; group > 0) {
+      kill(-group, signal);
+      kill(-group, SIGTERM);
+    }
+    raise(signal);
+  }
+
+  static inline std::atomic<pid_t> group_{0};
+  static_assert(std::atomic<pid_t>::is_always_lock_free);
+  struct sigaction before_[std::size(signals)] = {};
+};
+
 /// One end of a pipe.
 class PipeEnd {
  public:
@@ -66,7 +109,9 @@ class PipeEnd {
 };
 
 /// A command of /bin/sh whose standard input and output are pipes to this program; its standard
-/// error is this program's. Ends with the object at the latest. Needs `IgnoreBrokenPipes`.
+/// error is this program's. It is a process group of its own: what the shell starts ends with it.
+/// Ends with the object, or with a signal to the program, at the latest. One at a time. Needs
+/// `IgnoreBrokenPipes`.
 class ChildProcess {
  public:
   using Clock = std::chrono::steady_clock;
@@ -101,8 +146,8 @@ class ChildProcess {
 
   /// The next line that the child writes, without its end. While it waits, it writes what is
   /// queued: neither side can block the other. Nothing: the child writes no more, or a line without
-  /// end; `unread` then holds what there is of one.
-  std::optional<std::string> read_line() {
+  /// end; `unread` then holds what there is of one. Or, as `late` then says, the deadline is over.
+  std::optional<std::string> read_line(std::optional<Clock::time_point> deadline = {}) {
     constexpr std::size_t longest = std::size_t{1} << 16;
     for (;;) {
       if (std::size_t const end = unread_.find('\n'); end != std::string::npos) {
@@ -110,11 +155,21 @@ class ChildProcess {
         unread_.erase(0, end + 1);
         return line;
       }
-      if (unread_.size() > longest || !exchange()) return std::nullopt;
+      if (unread_.size() > longest) return std::nullopt;
+      late_ = deadline && Clock::now() >= *deadline;
+      if (late_ || !exchange(deadline)) return std::nullopt;
     }
   }
 
   std::string const& unread() const noexcept { return unread_; }
+  bool late() const noexcept { return late_; }
+
+  /// What the child has written and nobody has read, without waiting for more.
+  std::string const& written() {
+    while (output_.get() >= 0 && exchange(Clock::now()) && got_some_) {
+    }
+    return unread_;
+  }
 
   /// Closes the child's input after what is queued, waits for its end and says how it ended:
   /// nothing for exit status 0.
@@ -124,21 +179,24 @@ class ChildProcess {
     return stop(patience);
   }
 
-  /// Closes the child's input at once, waits for its end, ends it where it does not end itself.
+  /// Closes the child's input at once, waits for its end, ends it where it does not end itself, and
+  /// what it has started.
   std::optional<std::string> stop(std::chrono::milliseconds patience) {
     if (id_ <= 0) return ending_;
     input_.close();
     if (!wait(patience)) {
       ending_ = "it was stopped, since it did not end itself";
-      kill(id_, SIGTERM);
+      kill(-id_, SIGTERM);
       if (!wait(std::chrono::seconds(1))) {
-        kill(id_, SIGKILL);
+        kill(-id_, SIGKILL);
         int ignored = 0;
         while (waitpid(id_, &ignored, 0) < 0 && errno == EINTR) {
         }
       }
     }
+    end_rest();
     id_ = 0;
+    signals_.reset();
     return ending_;
   }
 
@@ -160,7 +218,9 @@ class ChildProcess {
     sigemptyset(&defaults);
     sigaddset(&defaults, SIGPIPE);
     posix_spawnattr_setsigdefault(&attributes, &defaults);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+    signals_.emplace();
     std::string shell = "sh";
     std::string option = "-c";
     std::string text = command;
@@ -169,17 +229,39 @@ class ChildProcess {
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
     if (error != 0) id_ = 0;
+    signals_->set(id_);
     return error;
   }
 
+  /// Ends what is left of the group once the shell is gone.
+  void end_rest() const {
+    auto const deadline = Clock::now() + std::chrono::seconds(1);
+    if (kill(-id_, SIGTERM) != 0) return;
+    while (kill(-id_, 0) == 0) {
+      if (Clock::now() >= deadline) {
+        kill(-id_, SIGKILL);
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+
   /// Waits until something can be written or read, and does it. False: the child writes no more.
-  bool exchange() {
+  bool exchange(std::optional<Clock::time_point> deadline = {}) {
+    got_some_ = false;
     pollfd ends[] = {{output_.get(), POLLIN, 0}, {unsent_.empty() ? -1 : input_.get(), POLLOUT, 0}};
-    if (poll(ends, 2, -1) < 0) return errno == EINTR;
+    int wait_ms = -1;
+    if (deadline) {
+      using std::chrono::milliseconds;
+      auto const left = std::chrono::ceil<milliseconds>(*deadline - Clock::now());
+      wait_ms = static_cast<int>(std::clamp<milliseconds::rep>(left.count(), 0, 1'000'000));
+    }
+    if (poll(ends, 2, wait_ms) < 0) return errno == EINTR;
     if (ends[1].revents != 0) write_some();
     if (ends[0].revents == 0) return true;
     char block[4096];
     ssize_t const got = read(output_.get(), block, sizeof block);
+    got_some_ = got > 0;
     if (got > 0) unread_.append(block, static_cast<std::size_t>(got));
     return got > 0 || (got < 0 && errno == EINTR);
   }
@@ -224,7 +306,10 @@ class ChildProcess {
   PipeEnd output_;
   std::string unsent_;
   std::string unread_;
+  bool got_some_ = false;  // by the last exchange
+  bool late_ = false;
   std::optional<std::string> ending_;
+  std::optional<EndGroupOnSignal> signals_;
 };
 
 }  // namespace programs

@@ -24,7 +24,9 @@ namespace programs {
 class SearchRun {
  public:
   SearchRun(SearchSettings const& settings, std::ostream& err)
-      : settings_(settings), err_(err), command_(settings.evaluator, settings.problem.layers) {}
+      : settings_(settings),
+        err_(err),
+        command_(settings.evaluator, settings.problem.layers, settings.timeout_s) {}
 
   Parsed<SearchReport> run() {
     SearchReport report;
@@ -39,8 +41,10 @@ class SearchRun {
           evaluate_patterns(command_.evaluator(), command_.accepted(), report.baselines);
       if (problem) return reject("--evaluator", one_line(*problem));
     }
-    if (auto const how = command_.finish())
-      err_ << "note: the evaluator gave all losses, but " << *how << "\n";
+    std::optional<std::string> surplus;
+    auto const how = command_.finish(surplus);
+    if (surplus) return reject("evaluator", one_line(*surplus));
+    if (how) err_ << "note: the evaluator gave all losses, but " << *how << "\n";
     return report;
   }
 
@@ -78,6 +82,7 @@ class SearchRun {
       }
       report.baselines = baseline_patterns(layers, layers - settings_.problem.shared,
                                            similarity ? &*similarity : nullptr);
+      mark_pinned(settings_.problem, report.baselines);
     }
     if (settings_.write_config.empty()) return std::nullopt;
     auto const text = indexshare::io::detail::read_text_file(settings_.write_config);

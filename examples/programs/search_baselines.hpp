@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,6 +29,7 @@ struct NamedPattern {
   std::string name;
   indexshare::indexcache::RolePattern pattern;
   std::optional<double> loss{};
+  std::vector<std::int32_t> shares_pinned{};  ///< layers that share here and must not in the search
 };
 
 /// A square matrix, row-major.
@@ -36,8 +38,16 @@ struct SquareMatrix {
   std::int32_t size = 0;
 };
 
+/// 0, 1, ..., count - 1.
+inline nlohmann::json first_numbers(std::int32_t count) {
+  std::vector<std::int32_t> numbers(static_cast<std::size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
 /// Reads a JSON matrix: a list of rows, or an object that has one under "overlap", as
-/// indexshare-overlap writes it. Errors name the option, the file and the place in it.
+/// indexshare-overlap writes it; it must then be of all layers and of counted rows. Errors name the
+/// option, the file and the place in it.
 inline Parsed<SquareMatrix> read_matrix(std::string_view option, std::string const& file,
                                         std::int32_t size) {
   auto const refuse = [&](std::string const& place, std::string const& got,
@@ -48,6 +58,13 @@ inline Parsed<SquareMatrix> read_matrix(std::string_view option, std::string con
   if (!text) return refuse("", text.error().value, text.error().expected);
   auto const document = nlohmann::json::parse(*text, nullptr, false);
   bool const wrapped = document.is_object() && document.contains("overlap");
+  if (wrapped) {
+    if (document.contains("layer_numbers") && document["layer_numbers"] != first_numbers(size))
+      return refuse("layer_numbers: ", indexshare::io::detail::shown(document["layer_numbers"]),
+                    "0 to " + std::to_string(size - 1) + ", all layers of the model");
+    if (document.contains("rows") && document["rows"] == 0)
+      return refuse("rows: ", "0", "overlaps of at least one counted row");
+  }
   nlohmann::json const& rows = wrapped ? document["overlap"] : document;
   std::string const wanted = std::to_string(size) + " rows of as many numbers";
   if (!rows.is_array())
@@ -69,6 +86,17 @@ inline Parsed<SquareMatrix> read_matrix(std::string_view option, std::string con
     }
   }
   return matrix;
+}
+
+/// Notes which layers that stay full in the search share in the patterns, which know nothing of
+/// --pin and --blocks.
+inline void mark_pinned(indexshare::indexcache::SearchProblem const& problem,
+                        std::span<NamedPattern> patterns) {
+  auto const pinned = indexshare::indexcache::detail::pinned_layers(problem);
+  for (NamedPattern& named : patterns)
+    for (std::int32_t layer = 0; layer < problem.layers; ++layer)
+      if (pinned[static_cast<std::size_t>(layer)] && !named.pattern.is_full(layer))
+        named.shares_pinned.push_back(layer);
 }
 
 /// The baselines for a model of `layers` layers of which `full` stay full. Uniform ones have the

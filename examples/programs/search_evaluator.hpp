@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <optional>
@@ -45,8 +46,9 @@ inline constexpr std::string_view evaluator_hello = "hello indexshare-search 1 "
 /// Starts the command when the first loss is needed.
 class CommandEvaluator {
  public:
-  CommandEvaluator(std::string command, std::int32_t layers)
-      : command_(std::move(command)), layers_(layers) {}
+  /// @param timeout_s  how long a loss may take, from the request or from the loss before it
+  CommandEvaluator(std::string command, std::int32_t layers, std::optional<double> timeout_s)
+      : command_(std::move(command)), layers_(layers), timeout_s_(timeout_s) {}
 
   /// Functions for a search, which use this object.
   indexshare::indexcache::Evaluator evaluator() {
@@ -65,10 +67,13 @@ class CommandEvaluator {
   indexshare::indexcache::RolePattern const& accepted() const noexcept { return accepted_; }
 
   /// Says goodbye. Returns how the command ended, if it was not with exit status 0.
-  std::optional<std::string> finish() {
+  /// @param surplus  set to what is wrong if the command has said more than was asked
+  std::optional<std::string> finish(std::optional<std::string>& surplus) {
     if (!child_) return std::nullopt;
     child_->send("bye");
-    return child_->finish(std::chrono::seconds(10));
+    auto const how = child_->finish(std::chrono::seconds(10));
+    surplus = check_silent();
+    return how;
   }
 
  private:
@@ -92,14 +97,31 @@ class CommandEvaluator {
                    std::to_string(candidates[i].first_changed));
     }
     while (!waiting.empty()) {
-      auto const line = child_->read_line();
+      auto const line = child_->read_line(deadline());
       if (!line) return silence(waiting.size());
       bool stopped = false;
       auto const problem = take(*line, candidates, waiting, report, stopped);
       if (problem) return *problem + ending();
-      if (stopped) break;
+      if (stopped) return std::nullopt;
     }
+    if (auto const surplus = check_silent()) return *surplus + ending();
     return std::nullopt;
+  }
+
+  std::optional<ChildProcess::Clock::time_point> deadline() const {
+    using Clock = ChildProcess::Clock;
+    if (!timeout_s_) return std::nullopt;
+    return Clock::now() +
+           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*timeout_s_));
+  }
+
+  /// With all answers there, nothing more may have come: it would mean that they are not what the
+  /// command takes them for.
+  Problem check_silent() {
+    std::string const& more = child_->written();
+    if (more.empty()) return std::nullopt;
+    return "said " + shown(std::string_view(more).substr(0, more.find('\n'))) +
+           " after its last answer, expected nothing";
   }
 
   Problem take(std::string_view line, Candidates candidates,
@@ -120,7 +142,8 @@ class CommandEvaluator {
     }
     indexshare::indexcache::Candidate const& candidate = candidates[place->second];
     if (kind == "error")
-      return pattern_text(candidate.pattern) + ": " + one_line(std::string(rest));
+      return pattern_text(candidate.pattern) + ": " +
+             (rest.empty() ? "failed without a reason" : one_line(std::string(rest)));
     stopped = !report(place->second, loss);
     waiting.erase(place);
     return std::nullopt;
@@ -146,6 +169,12 @@ class CommandEvaluator {
 
   /// The error when the command writes no more.
   std::string silence(std::size_t answers) {
+    if (child_->late()) {
+      char seconds[40];
+      std::snprintf(seconds, sizeof seconds, "%g", *timeout_s_);
+      child_->stop(std::chrono::seconds(0));
+      return std::string("no loss came within ") + seconds + " s (--timeout)";
+    }
     std::string text =
         child_->unread().empty() ? "wrote no more" : "broke off after " + shown(child_->unread());
     text += ", " + std::to_string(answers) + (answers == 1 ? " answer is" : " answers are") +
@@ -164,6 +193,7 @@ class CommandEvaluator {
 
   std::string command_;
   std::int32_t layers_;
+  std::optional<double> timeout_s_;
   std::unique_ptr<ChildProcess> child_;
   std::int64_t next_id_ = 0;
   indexshare::indexcache::RolePattern accepted_;

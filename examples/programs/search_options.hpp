@@ -27,6 +27,7 @@ inline constexpr OptionSpec search_options[] = {
     {"--shared", "K", "layers that are to share, or:"},
     {"--full-ratio", "R", "part of the layers that stays full, 0.25 or 1/4; rounded up to layers"},
     {"--evaluator", "COMMAND", "command for /bin/sh that answers with losses, as above"},
+    {"--timeout", "SECONDS", "a loss that takes longer ends the search (default: no limit)"},
     {"--log", "FILE", "every loss is written here at once; the search can go on from it"},
     {"--resume", "", "go on from --log, or begin if there is no such file"},
     {"--name", "TEXT", "what the losses are of, kept in the log (default: the command)"},
@@ -57,7 +58,8 @@ inline constexpr char const* search_purpose =
 /// What a user asked for.
 struct SearchSettings {
   indexshare::indexcache::SearchProblem problem;
-  std::string evaluator;  ///< empty: baselines only
+  std::string evaluator;            ///< empty: baselines only
+  std::optional<double> timeout_s;  ///< for each loss
   std::string name;
   std::string log;
   bool resume = false;
@@ -117,8 +119,8 @@ inline std::optional<ArgumentError> check_together(Arguments const& arguments) {
   if (!arguments.has("--evaluator")) {
     if (!arguments.has("--baselines"))
       return ArgumentError{"--evaluator", "missing, expected a command that gives losses"};
-    for (char const* const option :
-         {"--log", "--resume", "--name", "--pin", "--blocks", "--write-config", "--progress"})
+    for (char const* const option : {"--log", "--resume", "--name", "--pin", "--blocks",
+                                     "--write-config", "--progress", "--timeout"})
       if (arguments.has(option)) return ArgumentError{option, "expected together with --evaluator"};
   } else if (arguments.text("--evaluator").empty()) {
     return ArgumentError{"--evaluator", "got \"\", expected a command that gives losses"};
@@ -172,6 +174,17 @@ inline Parsed<std::int32_t> read_layers(Arguments const& arguments, SearchSettin
   return static_cast<std::int32_t>(*stated);
 }
 
+/// An error of `check_problem`, with the option that gave what is at fault.
+inline ArgumentError option_error(Arguments const& arguments,
+                                  indexshare::indexcache::SearchError const& error) {
+  if (error.subject == "pinned layer") return {"--pin", error.problem};
+  if (error.subject == "blocks" || error.subject == "first layer of a block")
+    return {"--blocks", error.problem};
+  if (error.subject != "shared layers") return {error.subject, error.problem};
+  if (arguments.has("--full-ratio")) return {"--full-ratio", error.message()};
+  return {"--shared", error.problem};
+}
+
 inline Parsed<std::int32_t> read_shared(Arguments const& arguments, std::int32_t layers) {
   if (arguments.has("--full-ratio")) {
     auto const ratio = parse_ratio("--full-ratio", arguments.text("--full-ratio"));
@@ -204,8 +217,15 @@ inline Parsed<SearchSettings> search_settings(Arguments const& arguments) {
     *list = *stated;
   }
   if (auto const error = check_problem(settings.problem))
-    return reject(error->subject, error->problem);
+    return cuda::std::unexpected(detail::option_error(arguments, *error));
   settings.evaluator = arguments.text("--evaluator");
+  if (arguments.has("--timeout")) {
+    constexpr double least_s = 1e-3;
+    constexpr double most_s = 1e8;
+    auto const timeout = parse_number("--timeout", arguments.text("--timeout"), least_s, most_s);
+    if (!timeout) return cuda::std::unexpected(timeout.error());
+    settings.timeout_s = *timeout;
+  }
   settings.name = arguments.text("--name", settings.evaluator);
   settings.log = arguments.text("--log");
   settings.resume = arguments.has("--resume");

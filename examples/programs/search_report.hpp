@@ -36,10 +36,11 @@ std::string formatted(char const* format, Values... values) {
   return text;
 }
 
-inline std::string number_list(std::vector<std::int32_t> const& numbers) {
+inline std::string number_list(std::vector<std::int32_t> const& numbers,
+                               char const* between = " ") {
   std::string text;
   for (std::int32_t const number : numbers)
-    text += (text.empty() ? "" : " ") + std::to_string(number);
+    text += (text.empty() ? "" : between) + std::to_string(number);
   return text;
 }
 
@@ -70,7 +71,10 @@ inline void write_baselines(std::ostream& out, std::vector<NamedPattern> const& 
     out << "  " << named.name << std::string(width - named.name.size(), ' ') << "  "
         << formatted("%3d full  ", static_cast<int>(named.pattern.full_count()));
     if (named.loss) out << formatted("loss %-12.6g  ", *named.loss);
-    out << pattern_text(named.pattern) << "\n";
+    out << pattern_text(named.pattern);
+    if (!named.shares_pinned.empty())
+      out << "  (shares pinned layers " << number_list(named.shares_pinned, ", ") << ")";
+    out << "\n";
   }
 }
 
@@ -99,6 +103,7 @@ inline nlohmann::ordered_json report_json(SearchReport const& report) {
     nlohmann::ordered_json baseline = {{"name", named.name}};
     baseline.update(detail::pattern_json(named.pattern));
     if (named.loss) baseline["loss"] = *named.loss;
+    if (!named.shares_pinned.empty()) baseline["shares_pinned_layers"] = named.shares_pinned;
     json["baselines"].push_back(baseline);
   }
   return json;

@@ -107,6 +107,20 @@ struct SmallSearch {
   }
 };
 
+pid_t process_of(std::string const& file) { return std::stoi(content(file)); }
+
+/// Whether a process that this one has not started ends, or has ended and waits for its parent.
+bool ends_soon(pid_t process) {
+  for (int tries = 0; tries < 2000; ++tries) {
+    std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
+    std::string number, name, state;
+    if (!(stat >> number >> name >> state) || state == "Z") return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  kill(process, SIGKILL);
+  return false;
+}
+
 bool has_children() { return waitpid(-1, nullptr, WNOHANG) >= 0 || errno != ECHILD; }
 
 }  // namespace
@@ -210,6 +224,11 @@ TEST_CASE("a command that fails is quoted, and the log stays", "[search]") {
       {"echo loss 1 1.5", "said \"loss 1 1.5\", but this id was not asked"},
       {"echo loss -1 1.5", "said \"loss -1 1.5\", but this id was not asked"},
       {skip_hello + "read -r a; echo error 0 out of memory", "FFFFFF: out of memory"},
+      {skip_hello + "read -r a; echo error 0", "FFFFFF: failed without a reason"},
+      {skip_hello + "read -r a; printf 'loss 0 0.5\\nloss 0 0.5\\n'; read -r a",
+       "said \"loss 0 0.5\" after its last answer, expected nothing"},
+      {shell_evaluator + "echo loss 12 3.5", "said \"loss 12 3.5\" after its last answer"},
+      {shell_evaluator + "printf Rubbish", "said \"Rubbish\" after its last answer"},
       {three_losses + "echo loss 1 3.5", "said \"loss 1 3.5\", but it has answered this id"},
       {three_losses + "echo loss 0 3.5", "said \"loss 0 3.5\", but it has answered this id"},
       {three_losses + "echo error 2 layer 2 broke", "FFSFFF: layer 2 broke"},
@@ -246,6 +265,55 @@ TEST_CASE("a command that does not end is ended", "[search]") {
   CHECK(outcome.status == 2);
   CHECK(contains(outcome.err, "; it was stopped, since it did not end itself"));
   CHECK_FALSE(has_children());
+}
+
+TEST_CASE("what a command has started ends with it", "[search]") {
+  SmallSearch const small;
+  std::string const number = small.directory.file("number");
+  std::string const started = "sleep 60 >/dev/null & echo $! >" + number + "; ";
+  // Left behind; ended with an error; alive after closing its output.
+  for (std::string const& command :
+       {started + shell_evaluator, started + "echo rubbish; wait", started + "exec >&-; wait"}) {
+    CAPTURE(command);
+    std::filesystem::remove(small.log);
+    bool const works = command.ends_with(shell_evaluator);
+    auto const outcome = small(command);
+    CAPTURE(outcome.err);
+    CHECK(outcome.status == (works ? 0 : 2));
+    CHECK(ends_soon(process_of(number)));
+    CHECK_FALSE(has_children());
+  }
+}
+
+TEST_CASE("a signal to the search ends its command", "[search]") {
+  for (int const signal : {SIGINT, SIGTERM, SIGHUP}) {
+    CAPTURE(signal);
+    SmallSearch const small;
+    std::string const number = small.directory.file("number");
+    pid_t const search = fork();
+    REQUIRE(search >= 0);
+    if (search == 0)
+      _exit(small("sleep 60 & echo $! >" + number + ".part; mv " + number + ".part " + number +
+                  "; while :; do sleep 60; done")
+                .status);
+    while (!std::filesystem::exists(number))
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    kill(search, signal);
+    int status = 0;
+    REQUIRE(waitpid(search, &status, 0) == search);
+    CHECK(WIFSIGNALED(status));
+    CHECK(WTERMSIG(status) == signal);
+    CHECK(ends_soon(process_of(number)));
+  }
+}
+
+TEST_CASE("a loss that takes too long ends the search", "[search]") {
+  SmallSearch const small;
+  auto const outcome = small("sleep 60", {"--timeout", "0.25"});
+  CHECK(outcome.status == 2);
+  CHECK(outcome.err == "error: evaluator: no loss came within 0.25 s (--timeout)\n");
+  CHECK_FALSE(has_children());
+  CHECK(small(shell_evaluator, {"--timeout", "60", "--resume"}).status == 0);
 }
 
 TEST_CASE("a command that ends badly after all losses is noted", "[search]") {
@@ -418,6 +486,25 @@ TEST_CASE("baselines without and with losses", "[search]") {
   CHECK(contains(outcome.out, "uniform, paper, period 2      3 full  loss 6.5           FSFSFS\n"));
 }
 
+TEST_CASE("baselines that share pinned layers are marked", "[search]") {
+  SmallSearch const small;
+  std::string const file = small.directory.file("json");
+  auto const outcome = small(shell_evaluator, {"--baselines", "--pin", "1,2", "--json", file});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.status == 0);
+  CHECK(contains(outcome.out, "FSFSFS  (shares pinned layers 1)\n"));
+  auto const json = nlohmann::json::parse(content(file));
+  CHECK(json["baselines"][0]["shares_pinned_layers"] == nlohmann::json{1});
+  std::string const patches = json["baselines"][1]["pattern"];
+  CHECK(patches == "FFSFSF");
+  CHECK(contains(outcome.out, patches + "  (shares pinned layers 2)\n"));
+  // First layers of blocks stay full too.
+  std::filesystem::remove(small.log);
+  auto const blocks = small(shell_evaluator, {"--baselines", "--pin", "1", "--blocks", "0,3"});
+  CHECK(contains(blocks.out, "FSFSFS  (shares pinned layers 1, 3)\n"));
+  CHECK(contains(blocks.out, "FFSFSF\n"));
+}
+
 TEST_CASE("the pattern goes into a config", "[search]") {
   SmallSearch const small;
   small.directory.write("config.json", R"({
@@ -458,6 +545,9 @@ TEST_CASE("options that make no sense are named", "[search]") {
   directory.write("short", "[[1,0],[0,1]]");
   directory.write("text", "[[1,0,0],[\"x\",1,0],[0,0,1]]");
   directory.write("rubbish", "no json");
+  std::string const matrix = R"("overlap": [[1,0,0],[0,1,0],[0,0,1]]})";
+  directory.write("others", R"({"layer_numbers": [0,2,4], "rows": 5, )" + matrix);
+  directory.write("none", R"({"layer_numbers": [0,1,2], "rows": 0, )" + matrix);
   struct Refusal {
     std::vector<std::string> words;
     std::string start;
@@ -484,17 +574,25 @@ TEST_CASE("options that make no sense are named", "[search]") {
       {with({"--similarity", "x"}), "--similarity: expected together with --baselines"},
       {with({"--pin", "1,x"}), "--pin: got \"x\""},
       {with({"--pin", "1,"}), "--pin: got \"\""},
-      {with({"--pin", "3"}), "pinned layer: got 3, expected a number from 0 to 2"},
-      {with({"--pin", "1,2"}), "shared layers: got 1, expected 0 to 0"},
-      {with({"--blocks", "1"}), "blocks: the first begins at layer 1"},
+      {with({"--pin", "3"}), "--pin: got 3, expected a number from 0 to 2"},
+      {with({"--pin", "1,2"}), "--shared: got 1, expected 0 to 0"},
+      {with({"--blocks", "1"}), "--blocks: the first begins at layer 1"},
+      {with({"--blocks", "0,3"}), "--blocks: got 3, expected a number from 0 to 2"},
+      {{"--layers", "3", "--full-ratio", "0.5", "--pin", "1,2", "--log", log, "--evaluator", "x"},
+       "--full-ratio: shared layers: got 1, expected 0 to 0"},
+      {with({"--timeout", "0"}), "--timeout: got \"0\", expected a number from 0.001"},
       {with({"--baselines", "--similarity", directory.file("short")}),
        "--similarity: " + directory.file("short") + ": got 2 rows, expected 3 rows"},
       {with({"--baselines", "--similarity", directory.file("text")}),
        "--similarity: " + directory.file("text") + ": row 1: column 0: got \"x\", expected a num"},
       {with({"--baselines", "--similarity", directory.file("rubbish")}),
        "--similarity: " + directory.file("rubbish") + ": got no JSON"},
-      {with({"--write-config", directory.file("none")}),
-       "--write-config: " + directory.file("none") + ": got"},
+      {with({"--baselines", "--similarity", directory.file("others")}),
+       "--similarity: " + directory.file("others") + ": layer_numbers: got [0,2,4], expected 0 to"},
+      {with({"--baselines", "--similarity", directory.file("none")}),
+       "--similarity: " + directory.file("none") + ": rows: got 0, expected"},
+      {with({"--write-config", directory.file("absent")}),
+       "--write-config: " + directory.file("absent") + ": got"},
       {{"--layers", "3", "--full-ratio", "0", "--baselines"}, "--full-ratio: got \"0\""},
       {{"--layers", "3", "--full-ratio", "3/2", "--baselines"}, "--full-ratio: got \"3/2\""},
       {{"--layers", "3", "--full-ratio", "1/0", "--baselines"}, "--full-ratio: got \"1/0\""},
