@@ -3,6 +3,8 @@
 
 #include <indexshare/io/detail/replace_file.hpp>
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <ostream>
 #include <string>
@@ -16,6 +18,18 @@
 
 namespace programs {
 
+/// Whether two names are those of one file, which need not exist yet.
+inline bool same_file(std::string const& a, std::string const& b) {
+  namespace fs = std::filesystem;
+  std::error_code none;  // what cannot be resolved counts as it is written
+  if (fs::equivalent(a, b, none)) return true;
+  auto const resolved = [&](std::string const& name) {
+    fs::path const path = fs::weakly_canonical(fs::absolute(name, none), none);
+    return path.empty() ? fs::path(name) : path;
+  };
+  return a == b || resolved(a) == resolved(b);
+}
+
 /// Refuses an option whose file is one of the program's inputs, under whatever name.
 /// @param what  the inputs, in words
 inline Parsed<bool> check_output(Arguments const& arguments, std::string_view option,
@@ -27,6 +41,27 @@ inline Parsed<bool> check_output(Arguments const& arguments, std::string_view op
       return reject(option, "got " + programs::quoted(output) + ", which is one of the " +
                                 std::string(what) + ", expected another file");
   }
+  return true;
+}
+
+/// Refuses an option whose file could not be written at the end, as far as that shows before: its
+/// directory must exist, and it must be no directory itself.
+inline Parsed<bool> check_place(std::string_view option, std::string const& path) {
+  namespace fs = std::filesystem;
+  std::error_code none;
+  auto const refuse = [&](char const* why) {
+    return reject(option, "cannot write " + programs::quoted(path) + ": " + why);
+  };
+  if (path.empty()) return refuse("got no name");
+  if (fs::is_directory(path, none)) return refuse("it is a directory");
+  fs::path target = fs::weakly_canonical(fs::absolute(path, none), none);
+  if (target.empty()) target = path;
+  fs::path const directory = target.parent_path();
+  if (!fs::is_directory(directory, none)) return refuse("its directory does not exist");
+  bool const replaces =
+      fs::is_regular_file(path, none) || !fs::exists(path, none);  // by a new file
+  if (access(replaces ? directory.c_str() : path.c_str(), W_OK) != 0)
+    return refuse(replaces ? "its directory cannot be written to" : "it cannot be written to");
   return true;
 }
 

@@ -41,8 +41,22 @@ class SearchRun {
     }
     if (auto const how = command_.finish())
       err_ << "note: the evaluator gave all losses, but " << *how << "\n";
-    if (auto const error = write_config(outcome->pattern)) return cuda::std::unexpected(*error);
     return report;
+  }
+
+  /// Sets the pattern in the config, if the user names one.
+  std::optional<ArgumentError> write_config(SearchReport const& report) const {
+    if (settings_.write_config.empty() || !report.outcome) return std::nullopt;
+    auto const written =
+        indexshare::io::write_schedule(settings_.write_config, report.outcome->pattern);
+    return written ? std::nullopt : std::optional(config_error(written.error()));
+  }
+
+  /// Writes the results as JSON, if the user names a file.
+  std::optional<ArgumentError> write_json(SearchReport const& report) const {
+    if (settings_.json.empty()) return std::nullopt;
+    auto const written = write_output("--json", settings_.json, report_json(report).dump(2) + "\n");
+    return written ? std::nullopt : std::optional(written.error());
   }
 
  private:
@@ -94,12 +108,6 @@ class SearchRun {
     return reject(outcome.error().subject, one_line(outcome.error().problem));
   }
 
-  std::optional<ArgumentError> write_config(RolePattern const& pattern) const {
-    if (settings_.write_config.empty()) return std::nullopt;
-    auto const written = indexshare::io::write_schedule(settings_.write_config, pattern);
-    return written ? std::nullopt : std::optional(config_error(written.error()));
-  }
-
   ArgumentError config_error(indexshare::io::ConfigError const& error) const {
     return {"--write-config", one_line(config_error_text(error, settings_.write_config))};
   }
@@ -125,16 +133,18 @@ inline int search(int argc, char const* const* argv, std::ostream& out, std::ost
   }
   auto const settings = search_settings(*arguments);
   if (!settings) return fail(settings.error());
-  auto const report = SearchRun(*settings, err).run();
+  SearchRun run(*settings, err);
+  auto const report = run.run();
   if (!report) return fail(report.error());
-  if (!settings->json.empty()) {
-    auto const written =
-        write_output("--json", settings->json, report_json(*report).dump(2) + "\n");
-    if (!written) return fail(written.error());
-  }
   write_report(out, *report);
   out.flush();
-  return out ? 0 : fail({"output", "could not be written"});
+  // Each is written whatever becomes of the others: a search may have taken days.
+  std::optional<ArgumentError> const results[] = {
+      out ? std::nullopt : std::optional(ArgumentError{"output", "could not be written"}),
+      run.write_config(*report), run.write_json(*report)};
+  for (auto const& error : results)
+    if (error) return fail(*error);
+  return 0;
 }
 
 }  // namespace programs

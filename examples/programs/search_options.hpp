@@ -15,6 +15,7 @@
 
 #include "arguments.hpp"
 #include "config_text.hpp"
+#include "output_file.hpp"
 
 /// @file Command line of indexshare-search.
 
@@ -119,11 +120,33 @@ inline std::optional<ArgumentError> check_together(Arguments const& arguments) {
     for (char const* const option :
          {"--log", "--resume", "--name", "--pin", "--blocks", "--write-config", "--progress"})
       if (arguments.has(option)) return ArgumentError{option, "expected together with --evaluator"};
+  } else if (arguments.text("--evaluator").empty()) {
+    return ArgumentError{"--evaluator", "got \"\", expected a command that gives losses"};
   } else if (!arguments.has("--log")) {
     return ArgumentError{"--log", "missing, expected a file for the losses"};
   }
   if (arguments.has("--similarity") && !arguments.has("--baselines"))
     return ArgumentError{"--similarity", "expected together with --baselines"};
+  return std::nullopt;
+}
+
+/// Each file that is written must be another than all that are read or written besides. Only
+/// --config may be --write-config: the pattern then goes into it.
+inline std::optional<ArgumentError> check_files(Arguments const& arguments) {
+  std::pair<char const*, char const*> const apart[] = {
+      {"--log", "--config"},       {"--log", "--similarity"},         {"--json", "--log"},
+      {"--json", "--config"},      {"--json", "--similarity"},        {"--json", "--write-config"},
+      {"--write-config", "--log"}, {"--write-config", "--similarity"}};
+  for (auto const& [output, other] : apart)
+    if (arguments.has(output) && arguments.has(other) &&
+        same_file(arguments.text(output), arguments.text(other)))
+      return ArgumentError{output, "got " + programs::quoted(arguments.text(output)) +
+                                       ", which is the file of " + other +
+                                       ", expected another file"};
+  for (char const* const option : {"--json", "--write-config"})
+    if (arguments.has(option))
+      if (auto const place = check_place(option, arguments.text(option)); !place)
+        return place.error();
   return std::nullopt;
 }
 
@@ -165,6 +188,7 @@ inline Parsed<std::int32_t> read_shared(Arguments const& arguments, std::int32_t
 /// Reads the options; a config, but no other file.
 inline Parsed<SearchSettings> search_settings(Arguments const& arguments) {
   if (auto const error = detail::check_together(arguments)) return cuda::std::unexpected(*error);
+  if (auto const error = detail::check_files(arguments)) return cuda::std::unexpected(*error);
   SearchSettings settings;
   auto const layers = detail::read_layers(arguments, settings);
   if (!layers) return cuda::std::unexpected(layers.error());

@@ -4,16 +4,21 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint_files.hpp"
@@ -183,11 +188,13 @@ TEST_CASE("losses that arrive in another order end in the same outcome", "[searc
   };
   test::TempDirectory const directory;
   std::string const file = directory.file("log");
-  auto begun = SearchLog::begin(file, small, "m");
-  REQUIRE(begun.has_value());
-  auto const outcome = search(small, backwards, begun->hooks());
-  REQUIRE(outcome.has_value());
-  CHECK(outcome->flips == log.outcome.flips);
+  {
+    auto begun = SearchLog::begin(file, small, "m");
+    REQUIRE(begun.has_value());
+    auto const outcome = search(small, backwards, begun->hooks());
+    REQUIRE(outcome.has_value());
+    CHECK(outcome->flips == log.outcome.flips);
+  }
   CHECK(content(file) != log.text);
   CHECK(run(SearchLog::resume(file, small, "m"), small).flips == log.outcome.flips);
 }
@@ -298,4 +305,62 @@ TEST_CASE("a log that cannot grow ends the search and can be gone on from", "[se
   CHECK(content(file) == log.text.substr(0, room));
   run(SearchLog::resume(file, small, "m"), small);
   CHECK(content(file) == log.text);
+}
+
+TEST_CASE("a log is used by one search at a time", "[search_log]") {
+  test::TempDirectory const directory;
+  std::string const file = directory.file("log");
+  {
+    auto begun = SearchLog::begin(file, small, "m");
+    REQUIRE(begun.has_value());
+    REQUIRE_FALSE(begun->add(Evaluation{0, no_layer, 2.5}));
+    std::string const text = content(file);
+    CHECK(error_of(SearchLog::resume(file, small, "m")) == file + ": is in use by another search");
+    SearchLog const moved = std::move(*begun);  // the lock goes along
+    CHECK(error_of(SearchLog::resume(file, small, "m")) == file + ": is in use by another search");
+    CHECK(content(file) == text);
+  }
+  {
+    auto const resumed = SearchLog::resume(file, small, "m");
+    REQUIRE(resumed.has_value());
+    CHECK(error_of(SearchLog::resume(file, small, "m")) == file + ": is in use by another search");
+  }
+  run(SearchLog::resume(file, small, "m"), small);
+}
+
+TEST_CASE("a killed process leaves no lock, nor does what it started", "[search_log]") {
+  test::TempDirectory const directory;
+  std::string const file = directory.file("log");
+  int ready[2];
+  REQUIRE(pipe(ready) == 0);
+  pid_t const search = fork();
+  REQUIRE(search >= 0);
+  if (search == 0) {
+    auto const log = SearchLog::begin(file, small, "m");
+    // The background command outlives this process by some seconds.
+    std::string const command = "(echo; exec sleep 5) >&" + std::to_string(ready[1]) + " &";
+    if (!log || std::system(command.c_str()) != 0) _exit(1);
+    pause();
+  }
+  char byte = 0;
+  REQUIRE(read(ready[0], &byte, 1) == 1);
+  CHECK(error_of(SearchLog::resume(file, small, "m")) == file + ": is in use by another search");
+  kill(search, SIGKILL);
+  waitpid(search, nullptr, 0);
+  run(SearchLog::resume(file, small, "m"), small);
+}
+
+TEST_CASE("a special file is no log", "[search_log]") {
+  test::TempDirectory const directory;
+  std::string const pipe = directory.file("pipe");
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(contains(error_of(SearchLog::resume(pipe, small, "m")), pipe + ": got a pipe, device or"));
+  CHECK(contains(error_of(SearchLog::begin(pipe, small, "m")), pipe + ": cannot be written"));
+  CHECK(contains(error_of(SearchLog::resume("/dev/null", small, "m")), "/dev/null: got a pipe"));
+}
+
+TEST_CASE("an evaluator without a function is an error", "[search_log]") {
+  auto const outcome = search(small, Evaluator{});
+  REQUIRE_FALSE(outcome.has_value());
+  CHECK(outcome.error().message() == "evaluator: has no function `evaluate`");
 }

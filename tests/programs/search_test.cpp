@@ -318,6 +318,71 @@ TEST_CASE("a log is neither overwritten nor mixed up", "[search]") {
   CHECK(content(small.log) == log);
 }
 
+TEST_CASE("no file is written over another one", "[search]") {
+  test::TempDirectory const directory;
+  directory.write("config.json", "{}");
+  directory.write("similarity", "[[1]]");
+  std::filesystem::create_symlink(directory.file("config.json"), directory.file("link"));
+  std::string const dotted = directory.file("./log");
+  struct Clash {
+    std::vector<std::string> words;
+    std::string output;
+    std::string other;
+  };
+  std::string const config = directory.file("config.json");
+  std::string const similarity = directory.file("similarity");
+  std::string const log = directory.file("log");
+  std::string const other = directory.file("new");
+  Clash const clashes[] = {
+      {{"--layers", "6", "--log", log, "--json", dotted}, "--json", "--log"},
+      {{"--config", config, "--log", log, "--json", directory.file("link")}, "--json", "--config"},
+      {{"--layers", "6", "--log", log, "--baselines", "--similarity", similarity, "--json",
+        similarity},
+       "--json",
+       "--similarity"},
+      {{"--layers", "6", "--log", log, "--write-config", config, "--json", config},
+       "--json",
+       "--write-config"},
+      {{"--layers", "6", "--log", log, "--write-config", dotted}, "--write-config", "--log"},
+      {{"--layers", "6", "--log", log, "--baselines", "--similarity", similarity, "--write-config",
+        similarity},
+       "--write-config",
+       "--similarity"},
+      {{"--config", config, "--log", config, "--resume"}, "--log", "--config"},
+      {{"--layers", "6", "--log", other, "--json", other}, "--json", "--log"},
+  };
+  for (Clash const& clash : clashes) {
+    std::vector<std::string> words = clash.words;
+    words.insert(words.end(), {"--shared", "3", "--evaluator", "touch " + directory.file("ran")});
+    auto const outcome = run(words);
+    CAPTURE(outcome.err);
+    CHECK(outcome.status == 2);
+    CHECK(outcome.err.starts_with("error: " + clash.output + ": got "));
+    CHECK(contains(outcome.err, ", which is the file of " + clash.other + ", expected another"));
+    CHECK(content(config) == "{}");
+    CHECK(content(similarity) == "[[1]]");
+    for (std::string const file : {"log", "new", "ran"})
+      CHECK_FALSE(std::filesystem::exists(directory.file(file)));
+  }
+}
+
+TEST_CASE("a result that cannot be written is printed", "[search]") {
+  SmallSearch const small;
+  for (std::string const place : {"no/json", "."}) {
+    auto const refused = small(shell_evaluator, {"--json", small.directory.file(place)});
+    CHECK(refused.status == 2);
+    CHECK(refused.err.starts_with("error: --json: cannot write "));
+    CHECK_FALSE(std::filesystem::exists(small.log));
+  }
+  // The directory goes while the search runs.
+  std::filesystem::create_directory(small.directory.file("later"));
+  auto const outcome = small("rmdir " + small.directory.file("later") + "; " + shell_evaluator,
+                             {"--json", small.directory.file("later/json")});
+  CHECK(outcome.status == 2);
+  CHECK(outcome.err.starts_with("error: --json: cannot write "));
+  CHECK(contains(outcome.out, "pattern: "));
+}
+
 TEST_CASE("progress is a line per loss", "[search]") {
   SmallSearch const small;
   auto const outcome = small(shell_evaluator, {"--progress"});
@@ -408,6 +473,8 @@ TEST_CASE("options that make no sense are named", "[search]") {
       {{"--layers", "3"}, "--shared: missing, expected it or --full-ratio"},
       {{"--layers", "3", "--shared", "1"}, "--evaluator: missing"},
       {{"--layers", "3", "--shared", "1", "--evaluator", "x"}, "--log: missing"},
+      {{"--layers", "3", "--shared", "1", "--evaluator", "", "--log", log},
+       "--evaluator: got \"\", expected a command"},
       {{"--layers", "3", "--shared", "3", "--baselines"}, "--shared: got \"3\""},
       {{"--layers", "0", "--shared", "0", "--baselines"}, "--layers: got \"0\""},
       {{"--layers", "3", "--shared", "1", "--baselines", "--pin", "1"}, "--pin: expected together"},
@@ -426,7 +493,8 @@ TEST_CASE("options that make no sense are named", "[search]") {
        "--similarity: " + directory.file("text") + ": row 1: column 0: got \"x\", expected a num"},
       {with({"--baselines", "--similarity", directory.file("rubbish")}),
        "--similarity: " + directory.file("rubbish") + ": got no JSON"},
-      {with({"--write-config", "/nonexistent"}), "--write-config: /nonexistent: got"},
+      {with({"--write-config", directory.file("none")}),
+       "--write-config: " + directory.file("none") + ": got"},
       {{"--layers", "3", "--full-ratio", "0", "--baselines"}, "--full-ratio: got \"0\""},
       {{"--layers", "3", "--full-ratio", "3/2", "--baselines"}, "--full-ratio: got \"3/2\""},
       {{"--layers", "3", "--full-ratio", "1/0", "--baselines"}, "--full-ratio: got \"1/0\""},

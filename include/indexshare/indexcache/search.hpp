@@ -500,13 +500,15 @@ class GreedySearch {
 /// reported; of equal losses the lowest layer's wins. Losses that `records` hold are not asked for
 /// again, and their flips are not recorded again, so a search that was interrupted goes on where
 /// its records end (`io::SearchLog` keeps them in a file). Errors: what `check_problem` says; an
-/// evaluator that fails, reports a loss that is not finite, one twice or none; a recorder that
-/// fails; records whose flips do not follow from their losses. Cost: 1 +
+/// evaluator without `evaluate`, or one that fails, reports a loss that is not finite, one twice or
+/// none; a recorder that fails; records whose flips do not follow from their losses. Cost: 1 +
 /// `evaluation_count(problem)` losses.
 inline SearchResult<SearchOutcome> search(SearchProblem const& problem, Evaluator const& evaluator,
                                           SearchHooks const& hooks = {},
                                           SearchRecords const& records = {}) {
   if (auto const error = check_problem(problem)) return cuda::std::unexpected(*error);
+  if (!evaluator.evaluate)
+    return cuda::std::unexpected(SearchError{"evaluator", "has no function `evaluate`"});
   return detail::GreedySearch(problem, evaluator, hooks, records).run();
 }
 

@@ -7,6 +7,11 @@
 
 #include <cuda/std/expected>
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <fcntl.h>
+#include <sys/file.h>
+#endif
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -167,7 +172,9 @@ class SearchLogReader {
 /// reported, the log too ends up the same, byte for byte.
 ///
 /// A line cut off by the kill is dropped. Anything else that the search would not have written
-/// there is an error that names file and line. Two searches must not use a log at the same time.
+/// there is an error that names file and line. On POSIX systems a log that is open is locked
+/// (flock): a second search on it is refused, and a process that ends, however, leaves no lock.
+/// Elsewhere, and in file systems without locks, two searches must not use a log at the same time.
 ///
 /// ```text
 /// {"format":"indexshare-search-1","name":"my model, my data","layers":4,"pinned":[0],"blocks":[]}
@@ -194,23 +201,27 @@ class SearchLog {
   }
 
   /// Goes on from a log, or begins one if there is no such file.
-  /// Errors: as `begin`; a log of another search or something else than a log; a line that does not
-  /// belong there. The file is then left alone.
+  /// Errors: as `begin`; a log in use; one of another search or something else than a log; a line
+  /// that does not belong there. The file is then left alone.
   static indexcache::SearchResult<SearchLog> resume(std::string const& file,
                                                     indexcache::SearchProblem const& problem,
                                                     std::string const& name) {
     std::error_code failed;
     if (!std::filesystem::exists(file, failed) && !failed) return begin(file, problem, name);
     if (auto const error = check_problem(problem)) return cuda::std::unexpected(*error);
+    if (!std::filesystem::is_regular_file(file, failed))  // a pipe would be waited for
+      return refuse(file, std::filesystem::is_directory(file, failed)
+                              ? "got a directory, expected a file"
+                              : "got a pipe, device or other special file, expected a file");
+    SearchLog log(file);
+    if (auto const error = log.open("ab")) return cuda::std::unexpected(*error);
     auto const text = detail::read_text_file(file);
     if (!text)
       return refuse(file, "got " + text.error().value + ", expected " + text.error().expected);
-    SearchLog log(file);
     auto const used = log.read(*text, problem, detail::header_line(problem, name));
     if (!used) return cuda::std::unexpected(used.error());
     if (*used < text->size()) std::filesystem::resize_file(file, *used, failed);
     if (failed) return refuse(file, "cannot be shortened: " + failed.message());
-    if (auto const error = log.open("ab")) return cuda::std::unexpected(*error);
     if (*used > 0) return log;
     if (auto const unwritten = log.append(detail::header_line(problem, name)))
       return refuse(file, *unwritten);
@@ -254,9 +265,22 @@ class SearchLog {
   std::optional<indexcache::SearchError> open(char const* mode) {
     stream_.reset(std::fopen(file_.c_str(), mode));
     if (!stream_) return indexcache::SearchError{file_, "cannot be written: " + system_text()};
+    if (in_use()) return indexcache::SearchError{file_, "is in use by another search"};
     // Without a buffer a line is one write, and nothing of a failed one is tried again later.
     std::setvbuf(stream_.get(), nullptr, _IONBF, 0);
     return std::nullopt;
+  }
+
+  /// Locks the file. Whether another one has locked it: where there are no locks, none has.
+  bool in_use() const {
+#if defined(__unix__) || defined(__APPLE__)
+    int const descriptor = fileno(stream_.get());
+    // A child process that outlives this one must not keep the lock.
+    fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+    return flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+#else
+    return false;
+#endif
   }
 
   std::optional<std::string> append(detail::LogLine const& line) {
