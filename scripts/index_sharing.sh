@@ -98,4 +98,5 @@ if [[ $keep == yes ]]; then
   cp "$results/loss.svg" docs/index_sharing_loss.svg
   cp "$results/overlap.svg" docs/index_sharing_overlap.svg
 fi
-say "results in $results: seed1.json .. seed3.json, loss.svg, overlap.svg; the programs in build/release/bin: small_dsa, indexshare-overlap, indexshare-search"
+say "results in $results: seed1.json .. seed3.json, loss.svg, overlap.svg"
+say "the programs are in build/release/bin: small_dsa, indexshare-overlap, indexshare-search"
