@@ -70,6 +70,16 @@ class EndGroupOnSignal {
 
   void set(pid_t group) noexcept { group_ = group; }
 
+  /// Blocks the signals for this thread. Returns what was blocked before.
+  sigset_t hold() const noexcept {
+    sigset_t held;
+    sigset_t before;
+    sigemptyset(&held);
+    for (int const signal : signals) sigaddset(&held, signal);
+    pthread_sigmask(SIG_BLOCK, &held, &before);
+    return before;
+  }
+
  private:
   static constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
 
@@ -219,8 +229,12 @@ class ChildProcess {
     sigaddset(&defaults, SIGPIPE);
     posix_spawnattr_setsigdefault(&attributes, &defaults);
     posix_spawnattr_setpgroup(&attributes, 0);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     signals_.emplace();
+    // A signal that comes before the group is known would end the program and leave the command.
+    sigset_t const before = signals_->hold();
+    posix_spawnattr_setsigmask(&attributes, &before);
+    posix_spawnattr_setflags(
+        &attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
     std::string shell = "sh";
     std::string option = "-c";
     std::string text = command;
@@ -230,6 +244,7 @@ class ChildProcess {
     posix_spawn_file_actions_destroy(&files);
     if (error != 0) id_ = 0;
     signals_->set(id_);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return error;
   }
 
